@@ -54,8 +54,10 @@ int pd_error_prefix(struct pd_error *error, int code, const char *format, ...)
     vsnprintf(prefix, sizeof prefix, format, args);
     va_end(args);
     char text[PD_TEXT_MAX];
-    int used = snprintf(text, sizeof text, "%s: ", prefix);
-    snprintf(text + used, sizeof text - (size_t)used, "%s", error->text);
-    memcpy(error->text, text, sizeof text);
+    memcpy(text, error->text, sizeof text);
+    error->text[0] = '\0';
+    strncat(error->text, prefix, sizeof error->text - 1);
+    strncat(error->text, ": ", sizeof error->text - 1 - strlen(error->text));
+    strncat(error->text, text, sizeof error->text - 1 - strlen(error->text));
     return code;
 }

@@ -1,0 +1,72 @@
+/* A batch in memory: one contiguous little-endian payload and the table of arrays in it.
+ *
+ *   payload: | tokens [R,W] | positions [R,W] | segment_ids [R,W] | cu_seqlens [S+1] | ... |     each array at a multiple of 64 bytes
+ *
+ * R rows (packs), W positions a row, T = R*W, S segments (real ones and padding segments), N the rows of the Megatron pair. The meaning of
+ * every array is in DESIGN's batch contract and in proto/packd.proto (BatchHeader). Plain values; pure. */
+#ifndef PD_PACKER_BATCH_H
+#define PD_PACKER_BATCH_H
+
+#include "packer/plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PD_ARRAY_ALIGN 64
+#define PD_ARRAY_NAME_MAX 64
+#define PD_ARRAYS_MAX 64
+#define PD_LABEL_NONE (-100)
+
+enum pd_dtype { PD_DTYPE_U8, PD_DTYPE_I32, PD_DTYPE_I64, PD_DTYPE_F16, PD_DTYPE_BF16, PD_DTYPE_F32 };
+size_t pd_dtype_size_bytes(enum pd_dtype dtype);
+const char *pd_dtype_name(enum pd_dtype dtype); /* safetensors' names: "U8", "I32", "I64", "F16", "BF16", "F32" */
+
+struct pd_array {
+    char name[PD_ARRAY_NAME_MAX + 1];
+    enum pd_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[4];
+    uint64_t offset_bytes; /* in the payload, a multiple of PD_ARRAY_ALIGN */
+    uint64_t size_bytes;
+    uint64_t digest; /* XXH3-64 of its bytes; 0 until pd_batch_digest */
+};
+
+enum pd_labels { PD_LABELS_UNSHIFTED, PD_LABELS_SHIFTED };
+enum pd_width { PD_WIDTH_FIXED, PD_WIDTH_STEP, PD_WIDTH_BATCH };
+
+/* The part of a feed's configuration that decides how a batch looks. */
+struct pd_layout_rules {
+    uint32_t seq_len;
+    uint32_t seg_align, total_align; /* >= 1 */
+    uint32_t pad_segment;            /* longest padding segment, >= 1 */
+    int32_t pad_id;
+    enum pd_labels labels;
+    enum pd_loss_policy loss;
+    struct pd_cost cost;
+    enum pd_width width;
+    uint32_t widths[16]; /* ascending; with step and batch: round up to one of them, else to total_align */
+    uint32_t width_count;
+    uint32_t fixed_segments; /* 0, or S of every batch: cu_seqlens padded with T, seq_lens with 0, sample_index with -1 */
+};
+
+/* What a batch is: everything of the deterministic header that comes from the packs. Array pointers below are into the payload. */
+struct pd_batch {
+    uint32_t rows, width;
+    uint32_t segment_count;        /* S, padding segments included (and empty ones with fixed_segments) */
+    uint32_t real_segment_count;   /* n_real_segments */
+    uint32_t megatron_count;       /* N */
+    uint32_t max_seqlen;           /* longest step of cu_seqlens, padding segments included */
+    struct pd_totals totals;       /* of this batch */
+    uint64_t tail_tokens;          /* padding behind the last slot of rows that hold a sample */
+    uint64_t row_padding_tokens;   /* positions of rows that hold none */
+    struct pd_array arrays[PD_ARRAYS_MAX];
+    uint32_t array_count;
+    uint64_t payload_bytes; /* end of the last array, rounded up to PD_ARRAY_ALIGN */
+};
+
+/* The array called `name`, or NULL. */
+const struct pd_array *pd_batch_find(const struct pd_batch *batch, const char *name);
+/* Fills the digest of every array from the payload. */
+void pd_batch_digest(struct pd_batch *batch, const void *payload);
+
+#endif

@@ -1,0 +1,86 @@
+/* A plan: which samples, and which part of each, make up pack k. The output of the planner, the input of the layout.
+ *
+ * A pack is one row of at most seq_len positions:
+ *
+ *   |<- slot ->|<-- slot -->|<- slot ->|<- tail ->|
+ *   [ tokens  g][ tokens    ][ tokens g][ padding  ]        g = gap left by seg_align
+ *
+ * Plain values, fixed little-endian encoding (the log stores it, plan_digest is taken over it). Pure. */
+#ifndef PD_PACKER_PLAN_H
+#define PD_PACKER_PLAN_H
+
+#include "base/bytes.h"
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One sample's place (or the place of one part of it) in a pack. */
+struct pd_segment {
+    uint64_t block;         /* where the sample lies in the log ... */
+    uint32_t index;         /* ... and which one of the block it is */
+    uint32_t stream;
+    uint64_t seq;
+    uint32_t source;
+    uint32_t pass;          /* 0, or how often the lane had been repeated before */
+    uint32_t part;          /* 0, or the number of the part of a split sample */
+    uint32_t part_count;    /* parts of the sample, 1 unless split */
+    uint32_t offset_tokens; /* first token taken; parts of a split sample overlap by one token */
+    uint32_t length_tokens; /* real tokens taken, >= 1 */
+    uint32_t slot_tokens;   /* length rounded up to seg_align */
+    uint32_t sample_tokens; /* length of the whole sample as pushed */
+    uint32_t loss_tokens;   /* targets in this segment: never its first token */
+    uint32_t sample_loss_tokens; /* targets of the whole sample as served, over all its parts */
+    uint32_t patches;
+    float weight;
+};
+
+struct pd_pack {
+    uint64_t number;           /* of the feed, from 0 */
+    struct pd_segment *segments; /* owned by the pack */
+    uint32_t segment_count;
+    uint32_t segment_capacity;
+    uint32_t used_slots; /* sum of slot_tokens, <= seq_len */
+};
+
+/* Sums over packs; index order is pack order, then segment order. */
+struct pd_totals {
+    uint64_t real_tokens;    /* sum of length_tokens */
+    uint64_t gap_tokens;     /* sum of slot - length */
+    uint64_t overlap_tokens; /* first tokens of parts after the first: real positions that repeat a token */
+    uint64_t loss_tokens;
+    double loss_weight; /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
+    uint64_t segments;
+    uint64_t samples; /* segments with part 0 */
+    uint64_t patches;
+    uint64_t attention_cost; /* sum over segments of alpha*n + beta*n^2, saturating */
+    uint32_t longest_tokens; /* longest segment */
+    uint32_t widest_slots;   /* largest used_slots */
+};
+
+enum pd_loss_policy { PD_LOSS_TOKEN, PD_LOSS_SAMPLE };
+
+struct pd_cost {
+    uint32_t alpha; /* per token */
+    uint32_t beta;  /* per token pair */
+};
+
+/* The float32 that each target of the segment carries in loss_weight: its weight (token), or weight / sample_loss_tokens (sample). */
+float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_policy policy);
+
+/* Adds the pack's sums to *totals. */
+void pd_totals_add(struct pd_totals *totals, const struct pd_pack *pack, enum pd_loss_policy policy,
+                   struct pd_cost cost);
+
+/* Appends a segment; PD_ENOMEM. */
+int pd_pack_push(struct pd_pack *pack, const struct pd_segment *segment) PD_MUST_CHECK;
+/* Empties the pack and keeps its memory; fini frees it. Zeroed memory is an empty pack. */
+void pd_pack_clear(struct pd_pack *pack);
+void pd_pack_fini(struct pd_pack *pack);
+
+/* Appends the pack's fixed encoding; buf->failed tells of a failed allocation. */
+void pd_pack_encode(const struct pd_pack *pack, struct pd_buf *buf);
+/* Reads what encode wrote into an empty or used pack. PD_ECORRUPT where it is malformed, PD_ENOMEM. */
+int pd_pack_decode(struct pd_pack *pack, const void *data, size_t size) PD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,134 @@
+/* The planner: a pure function from an ordered log of heads and control records to packs 0, 1, 2, ...
+ *
+ *   lanes (heads, in log order) ──refill──> [shuffle buffer] ──> window of W ──fit──> pack k
+ *
+ * Before each pack the window is refilled to min(window_samples, window_bytes); a pack is made only when the window is full, or
+ * the feed has ended, or a flush allows a short window. So pack k depends on the lanes' content and the control records alone:
+ * not on when heads arrived, how they were cut into blocks, or how often the planner was called, saved and restored in between.
+ *
+ * No clock, no threads, no I/O, no floating point in any decision; O(W + L + shuffle buffer + lanes) memory. Not thread-safe: one owner. */
+#ifndef PD_PACKER_PLANNER_H
+#define PD_PACKER_PLANNER_H
+
+#include "packer/head.h"
+#include "packer/plan.h"
+
+/* Bumped whenever the same input would give other packs; stored in snapshots, compared on restore. */
+#define PD_PLANNER_VERSION 1
+
+#define PD_SEQ_LEN_MAX (1u << 20)
+
+enum pd_strategy {
+    PD_STRATEGY_EXACT,
+    PD_STRATEGY_SEQUENTIAL,
+    PD_STRATEGY_NONE,
+    PD_STRATEGY_BEST_FIT, /* comparison only, refused for a served feed */
+};
+enum pd_order { PD_ORDER_ARRIVAL, PD_ORDER_SHUFFLE };
+enum pd_merge { PD_MERGE_ARRIVAL, PD_MERGE_ORDERED };
+enum pd_over_length { PD_OVER_REJECT, PD_OVER_KEEP_HEAD, PD_OVER_KEEP_TAIL, PD_OVER_SPLIT };
+enum pd_on_end { PD_ON_END_CONTINUE, PD_ON_END_STOP, PD_ON_END_REPEAT };
+
+#define PD_LANES_MAX 4096
+
+/* One FIFO the refill draws from: the whole feed, a source, or a declared stream. */
+struct pd_lane_rules {
+    uint32_t weight; /* share of slot tokens among lanes; 1 for a single lane or an ordered merge */
+    enum pd_on_end on_end;
+    uint32_t passes_max; /* with repeat: passes over the lane in all, >= 1 */
+};
+
+struct pd_rules {
+    uint32_t seq_len; /* L, 1 .. PD_SEQ_LEN_MAX */
+    uint32_t window_samples; /* W, >= 1 */
+    uint64_t window_bytes;   /* payload bytes the window may stand for; one sample always fits */
+    enum pd_strategy strategy;
+    enum pd_order order;
+    uint32_t shuffle_samples;
+    uint64_t shuffle_bytes;
+    enum pd_merge merge;
+    enum pd_over_length over_length;
+    uint32_t seg_align;   /* >= 1; divides seq_len */
+    uint32_t segments_max; /* real segments a pack, 0 = no cap */
+    uint32_t patches_max; /* vision patches a pack, 0 = no cap */
+    uint64_t seed;
+    uint32_t lane_count; /* >= 1 */
+    struct pd_lane_rules lanes[16]; /* the first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0] */
+};
+
+/* Where heads come from: the server reads them from the log, tests from arrays. */
+struct pd_supply {
+    void *ctx;
+    /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns the count. They are borrowed until the
+     * next call. 0 = none at present (not "ended": that is a control record). PD_E* = reading failed; the planner passes it on. */
+    int (*read)(void *ctx, uint32_t lane, struct pd_cursor at, const struct pd_head **heads);
+};
+
+/* Everything that is not a head but may change a plan, in log order. `at` is its log position, above every record before it. */
+enum pd_control_kind {
+    PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
+    PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
+    PD_CONTROL_FLUSH,    /* heads before `at` need not wait for a full window until `packs` packs are made or none is left; 0 = all */
+    PD_CONTROL_WEIGHTS,  /* lane weights, from pack `from_pack` on */
+    PD_CONTROL_SKIP,     /* drop sample (stream, seq) when it enters the window at or after pack `from_pack` */
+};
+
+struct pd_control {
+    enum pd_control_kind kind;
+    uint64_t at;
+    uint32_t lane;
+    uint64_t packs;
+    uint64_t from_pack;
+    uint32_t weights[16];
+    uint32_t stream;
+    uint64_t seq;
+};
+
+/* Why pd_planner_next gave PD_EAGAIN: what the refill wants. */
+struct pd_want {
+    uint32_t lane;
+    uint32_t window_samples; /* in the window now */
+    uint64_t window_tokens;
+    uint32_t samples_needed; /* until the window is full, by count */
+};
+
+struct pd_planner_stats {
+    uint64_t packs, samples, parts; /* emitted so far */
+    uint64_t truncated_samples, truncated_tokens, split_samples, skipped_samples;
+    uint64_t age_max_samples; /* most heads that entered the window while one sample waited in it */
+    uint32_t window_samples;
+    uint64_t window_tokens;
+    uint64_t used_slots, real_tokens; /* of all packs emitted */
+};
+
+struct pd_planner;
+
+/* PD_EINVAL with the rule named (seq_len not a multiple of seg_align, ...), PD_ENOMEM. */
+int pd_rules_check(const struct pd_rules *rules, struct pd_error *error) PD_MUST_CHECK;
+int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner, struct pd_error *error)
+    PD_MUST_CHECK;
+void pd_planner_free(struct pd_planner *planner);
+
+/* Tells a control record; call in log order, before the planner is asked for a pack that could see heads behind it. PD_EINVAL (a lane that does
+ * not exist, positions going backwards), PD_ENOMEM, PD_ELIMIT (more than 4,096 open flushes or changes). */
+int pd_planner_control(struct pd_planner *planner, const struct pd_control *control) PD_MUST_CHECK;
+
+/* Makes the next pack into *pack (cleared first). 0; PD_EAGAIN: the log does not hold enough yet, *want says what is missing and the call may be
+ * repeated when more has come; PD_EEND: the feed has ended and everything is packed; PD_ENOMEM or what supply->read
+ * returned: the planner must be thrown away and restored. */
+int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply, struct pd_pack *pack,
+                    struct pd_want *want) PD_MUST_CHECK;
+
+/* The cursor of a lane: heads below it are in the window, in the buffer, or packed. */
+struct pd_cursor pd_planner_cursor(const struct pd_planner *planner, uint32_t lane);
+/* The lowest block that the window and the buffer still need, or UINT64_MAX: the log must keep it. */
+uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
+void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
+
+/* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore gives a planner that goes on bit for bit.
+ * PD_ENOMEM; restore also PD_ECORRUPT (malformed) and PD_EMISMATCH (another PD_PLANNER_VERSION). */
+int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf) PD_MUST_CHECK;
+int pd_planner_restore(const void *data, size_t size, struct pd_planner **planner,
+                       struct pd_error *error) PD_MUST_CHECK;
+
+#endif
