@@ -1,0 +1,97 @@
+/* The daemon's configuration: YAML by schema, then PACKD_* variables, then flags. Read once at start into plain structs.
+ *
+ * Sizes are bytes, durations nanoseconds. Main thread at start; immutable afterwards, so any thread may read it. */
+#ifndef PD_SERVER_CONFIG_H
+#define PD_SERVER_CONFIG_H
+
+#include "base/err.h"
+#include "base/name.h"
+#include "packer/layout.h"
+#include "packer/planner.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+enum pd_durability { PD_DURABILITY_PROCESS, PD_DURABILITY_FSYNC };
+enum pd_last_step { PD_LAST_STEP_PAD, PD_LAST_STEP_DROP };
+enum pd_on_violation { PD_ON_VIOLATION_STOP, PD_ON_VIOLATION_SKIP_STEP };
+
+struct pd_job_config {
+    char name[PD_NAME_MAX + 1];
+    uint32_t retain_commits;
+    uint64_t retain_bytes;
+    uint64_t retain_ns;
+};
+
+struct pd_source_config {
+    char name[PD_NAME_MAX + 1];
+    struct pd_lane_rules lane;
+};
+
+struct pd_feed_config {
+    char name[PD_NAME_MAX + 1];
+    struct pd_rules rules;         /* what the planner obeys; lane_count and lanes filled from sources or streams */
+    struct pd_layout_rules layout; /* what the layout and the check obey */
+    enum pd_last_step last_step;
+    char (*streams)[PD_NAME_MAX + 1]; /* declared streams, owned by the config */
+    uint32_t stream_count;            /* of `streams` */
+    uint32_t streams_to_end;          /* the feed ends when so many streams have ended; 0 = only EndFeed or `streams` end it */
+    struct pd_source_config *sources; /* owned by the config */
+    uint32_t source_count;
+    struct pd_job_config *jobs; /* owned by the config */
+    uint32_t job_count;
+    uint64_t max_wait_ns;      /* 0 = never flush on idleness */
+    uint64_t plan_ahead_bytes;
+    uint32_t log_share;
+    uint32_t vocab_size;       /* 0 = not checked */
+    uint32_t epochs;
+    bool check_shifted_labels; /* refuse labels that look shifted */
+};
+
+struct pd_config {
+    char **listen; /* "host:port" or "unix:/path"; port 0 = any free one */
+    uint32_t listen_count;
+    char *http; /* "host:port" */
+    char *log_path;
+    uint64_t log_max_bytes;
+    enum pd_durability durability;
+    uint64_t commit_bytes;
+    uint64_t commit_ns;
+    uint64_t memory_batches_bytes;
+    uint64_t memory_ingest_bytes;
+    uint64_t max_sample_bytes;
+    uint32_t push_calls_max;
+    uint64_t stall_ns;
+    uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
+    char validate_backend[8]; /* "auto", "cuda", "cpu", "off" */
+    double validate_fraction;
+    double validate_cpu_share;
+    enum pd_on_violation on_violation;
+    uint32_t rpc_threads;      /* 0 = one per core, at most 4 */
+    uint32_t assemble_threads; /* 0 = one per core, at most 4 */
+    struct pd_feed_config *feeds; /* owned */
+    uint32_t feed_count;          /* >= 1 */
+};
+
+/* The defaults: one feed "default", seq_len 4096, window 1024. PD_ENOMEM. */
+int pd_config_default(struct pd_config *config) PD_MUST_CHECK;
+/* Replaces *config by the file's content over the defaults. PD_EINVAL: the text names file, line or key path, what was found and what was
+ * expected (an unknown key, a wrong unit, a rule that contradicts another); PD_EIO: the file cannot be read. */
+int pd_config_load(struct pd_config *config, const char *path, struct pd_error *error) PD_MUST_CHECK;
+int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, const char *name,
+                    struct pd_error *error) PD_MUST_CHECK;
+/* Applies PACKD_LISTEN, PACKD_HTTP, PACKD_DATA_DIR and the like from the environment. PD_EINVAL names the variable. */
+int pd_config_environment(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint32_t count) PD_MUST_CHECK;
+int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
+/* Every rule across keys; called last. PD_EINVAL names the keys and both values; PD_EUNSUPPORTED names a known key whose value this version
+ * does not offer yet. */
+int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+/* The effective configuration as YAML that pd_config_load accepts. */
+int pd_config_print(const struct pd_config *config, FILE *out) PD_MUST_CHECK;
+/* XXH3-64 over the fields of a feed that shape its batches: in headers and in the log. */
+uint64_t pd_feed_config_digest(const struct pd_feed_config *feed);
+const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name, uint32_t *index);
+void pd_config_fini(struct pd_config *config);
+
+#endif

@@ -1,0 +1,61 @@
+/* The ordered log: one LMDB environment, one writer, many short readers.
+ *
+ *   records   position -> type, body       the truth, in order; each record means something alone
+ *   heads     (feed, lane, position)       a block's head, where the planner reads lanes from
+ *   bodies    (position, piece)            <= 1 MiB each
+ *   plans     (feed, pack)                 an encoded pd_pack
+ *   streams, feeds, jobs, snapshots, meta  caches of the fold over the records, and the random log_id
+ *
+ * Writing functions: sequencer thread only, inside begin .. commit. Reading functions with a pd_log_reader: any one thread at a time
+ * per reader; a reader's transaction must be short (it keeps pages from being reused). Keys are big-endian, values little-endian with a
+ * digest where damage could otherwise pass unseen. */
+#ifndef PD_SERVER_LOG_H
+#define PD_SERVER_LOG_H
+
+#include "packer/layout.h"
+#include "packer/planner.h"
+#include "server/block.h"
+#include "server/config.h"
+
+struct pd_log;
+struct pd_log_reader;
+
+struct pd_log_options {
+    const char *path;    /* directory, made when missing */
+    uint64_t max_bytes;  /* packd's own limit; the map is address space and larger */
+    enum pd_durability durability;
+};
+
+/* Opens or creates the log and takes the directory's lock. PD_EEXIST: another daemon holds it (the text names its pid); PD_EIO, PD_ENOSPC: the path
+ * and the system's reason; PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place. */
+int pd_log_open(const struct pd_log_options *options, struct pd_log **log, struct pd_error *error)
+    PD_MUST_CHECK;
+void pd_log_close(struct pd_log *log);
+/* 32 hex digits, kept for the log's life; the number of times it has been opened for writing. */
+const char *pd_log_id(const struct pd_log *log);
+uint64_t pd_log_incarnation(const struct pd_log *log);
+/* Bytes in used pages, as counted after the last commit. Any thread. */
+uint64_t pd_log_used_bytes(const struct pd_log *log);
+
+/* ---- reading: assemble, explain, status ---- */
+
+int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader, struct pd_error *error)
+    PD_MUST_CHECK;
+void pd_log_reader_free(struct pd_log_reader *reader);
+/* Starts a short read transaction over the newest commit / ends it. What the functions below return is borrowed until end. */
+int pd_log_reader_begin(struct pd_log_reader *reader) PD_MUST_CHECK;
+void pd_log_reader_end(struct pd_log_reader *reader);
+/* A planned pack, decoded into *pack (cleared first). PD_ENOTFOUND: not planned yet, or trimmed. PD_ECORRUPT, PD_ENOMEM. */
+int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                     struct pd_pack *pack) PD_MUST_CHECK;
+/* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls for one block are cheap). */
+int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,
+                     const struct pd_block_head **head) PD_MUST_CHECK;
+/* Copies `size` bytes at `offset` of a block's body to dst: across pieces, each byte once. PD_ECORRUPT where a piece is missing or short. */
+int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, size_t size,
+                     void *dst) PD_MUST_CHECK;
+/* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the digest taken at the door (whole samples over the bytes just
+ * copied; parts by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies, struct pd_error *error);
+
+#endif

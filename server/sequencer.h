@@ -1,0 +1,176 @@
+/* The sequencer: the only writer of durable state. One thread, one mailbox, one LMDB transaction per group of requests.
+ *
+ *   rpc, serve, main ──pd_request──> mailbox ──> [begin; apply each; plan; commit] ──> done() of each, doorbells to serve
+ *
+ * Nothing leaves before the commit: acks, plans and job records are told only once they are in the log. A request's `done` runs on the sequencer's
+ * thread and must only post somewhere else. A group is closed at log.commit_bytes or log.commit_ms, or when the mailbox is empty. If a commit
+ * fails for lack of space, the whole group is undone, memory is rebuilt from the log as at start-up, and the requests answer PD_EFULL.
+ *
+ * When full: the mailbox holds at most PD_SEQUENCER_REQUESTS_MAX requests (each call has one in flight; the bytes of blocks are bounded by
+ * ingest credit), more are refused with PD_EFULL. */
+#ifndef PD_SERVER_SEQUENCER_H
+#define PD_SERVER_SEQUENCER_H
+
+#include "base/list.h"
+#include "server/block.h"
+#include "server/config.h"
+#include "server/log.h"
+#include "server/serve.h"
+
+#define PD_SEQUENCER_REQUESTS_MAX 65536
+
+enum pd_request_kind {
+    PD_REQUEST_OPEN_STREAM,
+    PD_REQUEST_APPEND,
+    PD_REQUEST_END_STREAM,
+    PD_REQUEST_END_FEED,
+    PD_REQUEST_OPEN_JOB,
+    PD_REQUEST_COMMIT,
+    PD_REQUEST_DELIVERED,
+    PD_REQUEST_FLUSH,
+    PD_REQUEST_SKIP_STEPS,
+    PD_REQUEST_DELETE_JOB,
+    PD_REQUEST_STATUS,
+};
+
+/* The common head of every request: embed it first, fill `kind` and `done`, keep the memory until done has run. */
+struct pd_request {
+    struct pd_link link;
+    enum pd_request_kind kind;
+    void (*done)(struct pd_request *request); /* sequencer thread, after the commit */
+    int result;                               /* 0 or PD_E* */
+    struct pd_error error;                    /* filled where result != 0 */
+};
+
+/* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named), SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH
+ * UNKNOWN_SOURCE, STREAM_NOT_DECLARED, FEED_ENDED; PD_EINVAL BAD_NAME. A newer call on a stream fences the older: its appends get PD_EFENCED. */
+struct pd_request_open_stream {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
+    char producer[256], content_id[256];
+    /* out */
+    uint32_t feed_index, stream_id, lane, source_id;
+    uint64_t epoch;    /* of this call on the stream; carried by its appends */
+    uint64_t next_seq; /* first seq not in the log */
+    bool ended;
+};
+
+/* One block; takes block (released after the commit, or on failure). Leading duplicates are dropped and counted. PD_EINVAL SEQ_GAP (the expected seq is
+ * named); PD_EFENCED; PD_EMISMATCH STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL. */
+struct pd_request_append {
+    struct pd_request base;
+    struct pd_block *block; /* taken */
+    uint64_t epoch;
+    /* out */
+    uint64_t durable_seq; /* every seq below it is in the log */
+    uint32_t duplicates;
+};
+
+struct pd_request_end_stream {
+    struct pd_request base;
+    uint32_t feed_index, stream_id;
+    uint64_t epoch;
+    uint64_t next_seq; /* must be the stream's, else PD_EINVAL SEQ_GAP */
+};
+
+struct pd_request_end_feed {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1];
+};
+
+/* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows * dp_size * accum != step_packs: what would fit),
+ * LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED STALE_WORLD (a superseded world token); PD_ERANGE STEP_TRIMMED; PD_ELIMIT BATCH_TOO_LARGE. */
+struct pd_request_open_job {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1];
+    struct pd_job_spec spec; /* wanted; serve.h */
+    char world_token[PD_NAME_MAX + 1];
+    char log_id[33]; /* of the caller's state, or "" */
+    bool has_resume_step;
+    uint64_t resume_step; /* last step in the caller's checkpoint; it gets resume_step + 1 first */
+    /* out */
+    uint32_t feed_index, job_id;
+    uint64_t generation, first_step;
+    uint64_t committed; /* next step after the last commit: 0 = none */
+};
+
+/* PD_EFENCED; PD_EINVAL COMMIT_BEYOND_FETCHED; PD_ENOTFOUND. */
+struct pd_request_commit {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    uint64_t generation, step, fetched;
+};
+
+/* From serve: a batch of this step was delivered whole for the first time. Moves the horizon. */
+struct pd_request_delivered {
+    struct pd_request base;
+    uint32_t feed_index, job_id;
+    uint64_t step;
+};
+
+struct pd_request_flush {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1];
+    uint64_t packs; /* 0 = all */
+};
+
+struct pd_request_skip_steps {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    uint64_t first, last;
+};
+
+struct pd_request_delete_job {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+};
+
+/* A copy of everything Status shows that the sequencer owns. */
+struct pd_stream_status {
+    char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], content_id[256];
+    uint64_t next_seq, samples, tokens, bytes, duplicates, rejected;
+    bool ended, connected;
+};
+struct pd_job_status {
+    char name[PD_NAME_MAX + 1];
+    uint32_t job_id;
+    struct pd_job_spec spec;
+    uint64_t generation, committed, delivered; /* next step after the highest committed / wholly delivered */
+    uint64_t first_pack;
+};
+struct pd_feed_status {
+    char name[PD_NAME_MAX + 1];
+    uint64_t packs_planned, horizon_packs, plan_digest;
+    bool end_declared, ended; /* EndFeed is in the log; everything is planned */
+    struct pd_planner_stats planner;
+    struct pd_want want; /* what the refill waits for, when it does */
+    bool waiting;
+    uint64_t waiting_since_ns; /* wall clock */
+    struct pd_stream_status *streams;
+    uint32_t stream_count;
+    struct pd_job_status *jobs;
+    uint32_t job_count;
+};
+struct pd_request_status {
+    struct pd_request base;
+    /* out, owned by the request; pd_status_fini */
+    struct pd_feed_status *feeds;
+    uint32_t feed_count;
+};
+void pd_status_fini(struct pd_request_status *status);
+
+struct pd_sequencer;
+
+/* Opens the state from the log (replays what the snapshot does not hold) and starts the thread. Feeds of the configuration that are not in the log are
+ * added; a fixed key changed on a feed with data is PD_EMISMATCH naming the key and both values. */
+int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struct pd_serve *serve,
+                       struct pd_sequencer **sequencer, struct pd_error *error) PD_MUST_CHECK;
+/* Any thread. PD_ECLOSED once stopping, PD_EFULL; then done is not called and the request (and its block) still belong to the caller. */
+int pd_sequencer_submit(struct pd_sequencer *sequencer, struct pd_request *request) PD_MUST_CHECK;
+/* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get PD_ECLOSED. */
+void pd_sequencer_stop(struct pd_sequencer *sequencer);
+/* Ingest bytes granted now may not exceed what the log can take; the door asks before each grant. Any thread. False: grant nothing, *why says it. */
+bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
+void pd_sequencer_free(struct pd_sequencer *sequencer);
+
+#endif

@@ -1,0 +1,160 @@
+/* Serving: which batches exist, which are being built, who waits for which, and what has been delivered.
+ *
+ *   sequencer ──feed_advanced, job_opened──> serve <──get, delivered── rpc threads
+ *                                              │ ^
+ *                                        tasks v │ publish
+ *                                         assemble x M (build.c): plan -> layout -> check -> digest -> header
+ *
+ * One mutex guards the tables; nothing is called back while it is held except waiter->ready, which must only post elsewhere. A batch is immutable
+ * and reference-counted: it dies when the last reader (a waiter, a gRPC slice) lets go.
+ *
+ * When full: ready batches may take memory.batches bytes. Before a build starts its payload bound is reserved; if that does not fit, ready batches
+ * nobody holds are evicted, highest step first; the lowest step asked for of each job is always built (one largest-batch slot a job is reserved). */
+#ifndef PD_SERVER_SERVE_H
+#define PD_SERVER_SERVE_H
+
+#include "base/err.h"
+#include "base/list.h"
+#include "base/name.h"
+#include "packer/batch.h"
+#include "packer/check.h"
+#include "server/config.h"
+#include "server/log.h"
+
+enum pd_arrays { PD_ARRAYS_ALL, PD_ARRAYS_CORE };
+enum pd_job_kind { PD_JOB_TRAINER, PD_JOB_READER };
+
+/* What every rank of a job must agree on. */
+struct pd_job_spec {
+    char name[PD_NAME_MAX + 1];
+    uint32_t step_packs; /* P = dp_size * rows * accum */
+    uint32_t dp_size, rows, accum;
+    uint32_t segment_multiple; /* 0 = not asked */
+    enum pd_job_kind kind;
+};
+
+/* A job as serve knows it. Step k of the job is packs first_pack + k*P ... + (k+1)*P - 1. */
+struct pd_job_info {
+    uint32_t feed_index, job_id;
+    struct pd_job_spec spec;
+    uint64_t generation;
+    uint64_t first_pack;
+    uint64_t lowest_step; /* below it: trimmed */
+};
+
+/* What the sequencer knows of a feed after a commit. */
+struct pd_feed_progress {
+    uint64_t packs_planned;
+    bool ended; /* no further pack will ever come */
+    bool waiting;
+    struct pd_want want;
+    uint64_t waiting_since_ns; /* wall clock */
+    uint32_t streams_open, streams_ended;
+    bool end_declared;
+    char want_streams[256]; /* names the refill waits for, comma separated, cut with "..." */
+};
+
+struct pd_batch_key {
+    uint32_t feed_index, job_id;
+    uint64_t generation;
+    uint64_t step;
+    uint32_t micro, dp_rank;
+};
+
+/* A finished batch. Immutable after publish. */
+struct pd_ready_batch {
+    struct pd_batch_key key;
+    struct pd_batch batch;
+    uint8_t *payload; /* 64-byte aligned, batch.payload_bytes */
+    uint8_t *header;  /* the serialised deterministic BatchHeader: byte-identical for every build */
+    size_t header_bytes;
+    uint64_t built_ns; /* monotonic: time it took to build and check */
+    /* delivery part */
+    char validator[8];
+    bool probed;
+};
+
+enum pd_wait_reason {
+    PD_WAIT_NONE,
+    PD_WAIT_SAMPLES,           /* the window is not full: the streams named must send more */
+    PD_WAIT_ALL_STREAMS_ENDED, /* ALL_STREAMS_ENDED_FEED_OPEN: someone must end the feed */
+    PD_WAIT_NO_STREAMS,        /* nobody has opened a stream yet */
+    PD_WAIT_BUILDING,          /* planned; being built */
+    PD_WAIT_MEMORY,            /* planned; waits for batch memory */
+    PD_WAIT_HORIZON,           /* other ranks of the job are far behind: plan_ahead is used up */
+    PD_WAIT_STOPPED,           /* the feed is halted by a violation */
+};
+
+struct pd_wait_info {
+    enum pd_wait_reason reason;
+    uint64_t step;
+    uint64_t samples_needed; /* an estimate by the window's count; 0 = unknown */
+    uint64_t packs_missing;  /* until the step is whole */
+    uint64_t since_ns;       /* wall clock */
+    char streams[256];
+};
+
+/* A place in the queue for one batch. Embed it; it is registered from PD_EAGAIN until ready has run or pd_serve_cancel returned true. */
+struct pd_waiter {
+    struct pd_link link;
+    struct pd_batch_key key;
+    void (*ready)(struct pd_waiter *waiter); /* any thread: something changed, call pd_serve_get again. Must only post. Runs once a registration. */
+};
+
+struct pd_serve;
+
+int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_serve **serve,
+                 struct pd_error *error) PD_MUST_CHECK;
+/* Starts the assemble threads / stops and joins them; get answers PD_ECLOSED from then on. */
+int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
+void pd_serve_stop(struct pd_serve *serve);
+void pd_serve_free(struct pd_serve *serve);
+
+/* Sequencer thread, after each commit that changed the feed. */
+void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
+                            const struct pd_feed_progress *progress);
+/* Sequencer thread: a job was opened or its generation rose: the old generation's waiters are woken and get PD_EFENCED. */
+void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *job);
+void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id);
+
+/* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info says what is waited for. PD_EEND: past the end of
+ * the feed, *last_step is the job's last step + 1 (0 = the feed was empty), the same for every rank. PD_EFENCED: an older generation. PD_EMISMATCH
+ * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED. PD_ECORRUPT: the batch cannot be built, *error says why. PD_ENOTFOUND: no such job.
+ * PD_ECLOSED: stopping. */
+int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
+                 struct pd_wait_info *info, uint64_t *last_step, struct pd_error *error) PD_MUST_CHECK;
+/* Only what is waited for, without registering: for repeated Waiting messages. */
+void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key, struct pd_wait_info *info);
+/* True: the waiter was registered and is out now, ready will not run. False: ready has run or is about to. */
+bool pd_serve_cancel(struct pd_serve *serve, struct pd_waiter *waiter);
+/* A hint that this batch will be asked for soon; builds it when memory allows. */
+void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key);
+
+void pd_ready_batch_ref(struct pd_ready_batch *batch);
+void pd_ready_batch_unref(struct pd_ready_batch *batch); /* any thread, also inside gRPC's slice destroy */
+
+/* A reader has received this batch whole. The first time for (job, generation, step, micro, dp_rank) it is counted in the padding metrics; *first_of_step is
+ * set when with it every batch of the step has been delivered (the caller then tells the sequencer). */
+void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *batch, bool *step_complete);
+
+/* Counters of served positions per feed, for status and metrics. */
+struct pd_served_totals {
+    uint64_t batches, rereads, steps_complete;
+    uint64_t real_tokens, gap_tokens, tail_tokens, row_padding_tokens, overlap_tokens;
+    uint64_t samples, segments, loss_tokens;
+    uint64_t bytes;
+    /* the same without the job's last, partly filled step: real, and all positions */
+    uint64_t full_step_real_tokens, full_step_positions;
+};
+void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_served_totals *totals);
+
+struct pd_serve_gauges {
+    uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total, evicted_total, violations_total;
+};
+void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);
+
+/* The packs of a job's step (for Explain): number of packs and the first one. PD_ENOTFOUND, PD_ERANGE, PD_EAGAIN (not planned yet). */
+int pd_serve_step_packs(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
+                        uint64_t *first_pack, uint32_t *pack_count, struct pd_error *error) PD_MUST_CHECK;
+
+#endif
