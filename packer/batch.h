@@ -9,6 +9,7 @@
 
 #include "packer/plan.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,8 +19,9 @@
 #define PD_LABEL_NONE (-100)
 
 enum pd_dtype { PD_DTYPE_U8, PD_DTYPE_I32, PD_DTYPE_I64, PD_DTYPE_F16, PD_DTYPE_BF16, PD_DTYPE_F32 };
-size_t pd_dtype_size_bytes(enum pd_dtype dtype);
-const char *pd_dtype_name(enum pd_dtype dtype); /* safetensors' names: "U8", "I32", "I64", "F16", "BF16", "F32" */
+size_t pd_dtype_size_bytes(enum pd_dtype dtype); /* 0 for a value outside the enum */
+const char *pd_dtype_name(enum pd_dtype dtype); /* safetensors' names: "U8", "I32", "I64", "F16", "BF16", "F32"; else "?" */
+bool pd_dtype_parse(const char *name, enum pd_dtype *dtype); /* the reverse; false for any other name */
 
 struct pd_array {
     char name[PD_ARRAY_NAME_MAX + 1];
@@ -46,7 +48,10 @@ struct pd_layout_rules {
     enum pd_width width;
     uint32_t widths[16]; /* ascending; with step and batch: round up to one of them, else to total_align */
     uint32_t width_count;
-    uint32_t fixed_segments; /* 0, or S of every batch: cu_seqlens padded with T, seq_lens with 0, sample_index with -1 */
+    /* 0, or S and N of every batch: cu_seqlens padded with T, seq_lens with 0, sample_index with -1, the
+     * Megatron pair with its last values. */
+    uint32_t fixed_segments;
+    uint32_t segments_max; /* real segments a row, 0 = no cap; makes pd_layout_payload_max tight */
 };
 
 /* What a batch is: everything of the deterministic header that comes from the packs. Array pointers below are into the payload. */
@@ -54,7 +59,7 @@ struct pd_batch {
     uint32_t rows, width;
     uint32_t segment_count;        /* S, padding segments included (and empty ones with fixed_segments) */
     uint32_t real_segment_count;   /* n_real_segments */
-    uint32_t megatron_count;       /* N */
+    uint32_t megatron_count;       /* N: real segments and all-padding rows (fixed_segments where that is set) */
     uint32_t max_seqlen;           /* longest step of cu_seqlens, padding segments included */
     struct pd_totals totals;       /* of this batch */
     uint64_t tail_tokens;          /* padding behind the last slot of rows that hold a sample */
@@ -66,6 +71,10 @@ struct pd_batch {
 
 /* The array called `name`, or NULL. */
 const struct pd_array *pd_batch_find(const struct pd_batch *batch, const char *name);
+/* Appends an array to the table, behind the last one, and moves payload_bytes. PD_EINVAL: a name that is empty, too long or there
+ * already, more than 4 dimensions; PD_ELIMIT: the table is full or the size overflows. */
+int pd_batch_array_add(struct pd_batch *batch, const char *name, enum pd_dtype dtype, uint32_t rank,
+                       const uint64_t *shape) PD_MUST_CHECK;
 /* Fills the digest of every array from the payload. */
 void pd_batch_digest(struct pd_batch *batch, const void *payload);
 

@@ -13,9 +13,10 @@ struct pd_bodies {
     void *ctx;
     /* Copies tokens [offset, offset + length) of the segment's sample to dst. */
     int (*tokens)(void *ctx, const struct pd_segment *segment, int32_t *dst);
-    /* The same for pushed labels, per token as a target. Sets *has to false and copies nothing where the sample was pushed without labels. */
+    /* The same for pushed labels, per token as a target. Sets *has to false and copies nothing where the sample was pushed without labels.
+     * NULL: no sample has labels. */
     int (*labels)(void *ctx, const struct pd_segment *segment, int32_t *dst, bool *has);
-    /* The loss runs of the segment's whole sample; borrowed until the next call. */
+    /* The loss runs of the segment's whole sample; borrowed until the next call. NULL: every token of every sample is a target. */
     int (*loss)(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs);
 };
 
@@ -41,13 +42,17 @@ int pd_layout_fill(const struct pd_layout_rules *rules, const struct pd_pack *co
                    struct pd_batch *batch, void *payload, const struct pd_bodies *bodies)
     PD_MUST_CHECK;
 
-/* Rebuilds what a reader who asked for the `core` arrays can derive: positions, segment_ids [R,W] from cu_seqlens, seq_lens [S] and sample_index
- * [S] (-1 = padding); plain labels [R,W] from tokens where no labels and no loss runs were pushed (the caller knows from the header). */
-void pd_layout_derive(uint32_t rows, uint32_t width, uint32_t segment_count,
-                      const int32_t *cu_seqlens, const int32_t *seq_lens,
-                      const int32_t *sample_index, int32_t *positions, int32_t *segment_ids);
+/* For a reader who asked for the `core` arrays: rebuilds positions and segment_ids [R,W] from cu_seqlens [S+1], seq_lens [S] and
+ * sample_index [S] (-1 = padding). PD_ECORRUPT: the boundaries do not cover R*W positions row by row, or a length does not fit its slot;
+ * the outputs are then not to be used. Nothing is written outside them. */
+int pd_layout_derive(uint32_t rows, uint32_t width, uint32_t segment_count,
+                     const int32_t *cu_seqlens, const int32_t *seq_lens,
+                     const int32_t *sample_index, int32_t *positions, int32_t *segment_ids)
+    PD_MUST_CHECK;
+/* Plain labels [R,W] from tokens, where neither labels nor loss runs were pushed (the header says so). Boundaries come from segment_ids,
+ * never from positions: with M-RoPE those may repeat a 0. */
 void pd_layout_derive_labels(uint32_t rows, uint32_t width, const int32_t *tokens,
-                             const int32_t *segment_ids, const int32_t *positions,
-                             enum pd_labels convention, int32_t *labels);
+                             const int32_t *segment_ids, enum pd_labels convention,
+                             int32_t *labels);
 
 #endif
