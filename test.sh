@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds packd and runs every test; the last line is "N passed, N failed" (", N skipped").
+#
+#   ./test.sh           what every change must pass, under 15 minutes on 2 cores
+#   ./test.sh --full    adds sanitizer builds, longer fuzzing, valgrind and the long forms of the tests
+#
+# Installs missing Debian packages first (with sudo when not root).
+set -uo pipefail
+cd "$(dirname "$0")"
+
+full=0
+case ${1:-} in
+"") ;;
+--full) full=1 ;;
+-h | --help) sed -n 2,7p "$0"; exit 0 ;;
+*) echo "test.sh: unknown argument '$1'; see ./test.sh --help" >&2; exit 2 ;;
+esac
+
+tools/setup.sh "$([ $full = 1 ] && echo full || echo test)" || { echo "0 passed, 1 failed"; exit 1; }
+export PACKD_FULL=$full
+exec tools/run_tests.py $([ $full = 1 ] && echo --full)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Installs what a bare Debian 12 lacks to build and run packd; says nothing and takes no time when all is there.
+#
+#   tools/setup.sh build|test|full        each includes the one before it
+#
+# Uses apt-get, through sudo when not root.
+set -euo pipefail
+
+build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libgrpc-dev
+  libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libcyaml-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev)
+test=(python3-grpcio python3-grpc-tools python3-protobuf python3-numpy python3-yaml curl clang libclang-rt-14-dev clang-format)
+full=(valgrind cppcheck clang-tidy)
+
+case ${1:-build} in
+build) want=("${build[@]}") ;;
+test) want=("${build[@]}" "${test[@]}") ;;
+full) want=("${build[@]}" "${test[@]}" "${full[@]}") ;;
+*) sed -n 2,6p "$0" >&2; exit 2 ;;
+esac
+
+missing=()
+for package in "${want[@]}"; do
+  [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+run=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "setup: these packages are missing and there is no sudo to install them: ${missing[*]}" >&2; exit 1; }
+  run=(sudo)
+fi
+echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! { "${run[@]}" apt-get update -q && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "setup: apt-get failed; its last lines are above" >&2
+  exit 1
+fi
