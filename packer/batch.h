@@ -1,9 +1,11 @@
 /* A batch in memory: one contiguous little-endian payload and the table of arrays in it.
  *
- *   payload: | tokens [R,W] | positions [R,W] | segment_ids [R,W] | cu_seqlens [S+1] | ... |     each array at a multiple of 64 bytes
+ *   payload: | tokens [R,W] | positions [R,W] | segment_ids [R,W] | cu_seqlens [S+1] | ... | each
+ * array at a multiple of 64 bytes
  *
- * R rows (packs), W positions a row, T = R*W, S segments (real ones and padding segments), N the rows of the Megatron pair. The meaning of
- * every array is in DESIGN's batch contract and in proto/packd.proto (BatchHeader). Plain values; pure. */
+ * R rows (packs), W positions a row, T = R*W, S segments (real ones and padding segments), N the
+ * rows of the Megatron pair. The meaning of every array is in DESIGN's batch contract and in
+ * proto/packd.proto (BatchHeader). Plain values; pure. */
 #ifndef PD_PACKER_BATCH_H
 #define PD_PACKER_BATCH_H
 
@@ -18,10 +20,19 @@
 #define PD_ARRAYS_MAX 64
 #define PD_LABEL_NONE (-100)
 
-enum pd_dtype { PD_DTYPE_U8, PD_DTYPE_I32, PD_DTYPE_I64, PD_DTYPE_F16, PD_DTYPE_BF16, PD_DTYPE_F32 };
+enum pd_dtype {
+    PD_DTYPE_U8,
+    PD_DTYPE_I32,
+    PD_DTYPE_I64,
+    PD_DTYPE_F16,
+    PD_DTYPE_BF16,
+    PD_DTYPE_F32
+};
 size_t pd_dtype_size_bytes(enum pd_dtype dtype); /* 0 for a value outside the enum */
-const char *pd_dtype_name(enum pd_dtype dtype); /* safetensors' names: "U8", "I32", "I64", "F16", "BF16", "F32"; else "?" */
-bool pd_dtype_parse(const char *name, enum pd_dtype *dtype); /* the reverse; false for any other name */
+const char *pd_dtype_name(enum pd_dtype dtype);  /* safetensors' names: "U8", "I32", "I64", "F16",
+                                                    "BF16", "F32"; else "?" */
+bool pd_dtype_parse(const char *name,
+                    enum pd_dtype *dtype); /* the reverse; false for any other name */
 
 struct pd_array {
     char name[PD_ARRAY_NAME_MAX + 1];
@@ -46,24 +57,27 @@ struct pd_layout_rules {
     enum pd_loss_policy loss;
     struct pd_cost cost;
     enum pd_width width;
-    uint32_t widths[16]; /* ascending; with step and batch: round up to one of them, else to total_align */
+    uint32_t widths[16]; /* ascending; with step and batch: round up to one of them, else to
+                            total_align */
     uint32_t width_count;
-    /* 0, or S and N of every batch: cu_seqlens padded with T, seq_lens with 0, sample_index with -1, the
-     * Megatron pair with its last values. */
+    /* 0, or S and N of every batch: cu_seqlens padded with T, seq_lens with 0, sample_index with
+     * -1, the Megatron pair with its last values. */
     uint32_t fixed_segments;
     uint32_t segments_max; /* real segments a row, 0 = no cap; makes pd_layout_payload_max tight */
 };
 
-/* What a batch is: everything of the deterministic header that comes from the packs. Array pointers below are into the payload. */
+/* What a batch is: everything of the deterministic header that comes from the packs. Array pointers
+ * below are into the payload. */
 struct pd_batch {
     uint32_t rows, width;
-    uint32_t segment_count;        /* S, padding segments included (and empty ones with fixed_segments) */
-    uint32_t real_segment_count;   /* n_real_segments */
-    uint32_t megatron_count;       /* N: real segments and all-padding rows (fixed_segments where that is set) */
-    uint32_t max_seqlen;           /* longest step of cu_seqlens, padding segments included */
-    struct pd_totals totals;       /* of this batch */
-    uint64_t tail_tokens;          /* padding behind the last slot of rows that hold a sample */
-    uint64_t row_padding_tokens;   /* positions of rows that hold none */
+    uint32_t segment_count; /* S, padding segments included (and empty ones with fixed_segments) */
+    uint32_t real_segment_count; /* n_real_segments */
+    uint32_t megatron_count; /* N: real segments and all-padding rows (fixed_segments where that is
+                                set) */
+    uint32_t max_seqlen;     /* longest step of cu_seqlens, padding segments included */
+    struct pd_totals totals; /* of this batch */
+    uint64_t tail_tokens;    /* padding behind the last slot of rows that hold a sample */
+    uint64_t row_padding_tokens; /* positions of rows that hold none */
     struct pd_array arrays[PD_ARRAYS_MAX];
     uint32_t array_count;
     uint64_t payload_bytes; /* end of the last array, rounded up to PD_ARRAY_ALIGN */
@@ -71,8 +85,9 @@ struct pd_batch {
 
 /* The array called `name`, or NULL. */
 const struct pd_array *pd_batch_find(const struct pd_batch *batch, const char *name);
-/* Appends an array to the table, behind the last one, and moves payload_bytes. PD_EINVAL: a name that is empty, too long or there
- * already, more than 4 dimensions; PD_ELIMIT: the table is full or the size overflows. */
+/* Appends an array to the table, behind the last one, and moves payload_bytes. PD_EINVAL: a name
+ * that is empty, too long or there already, more than 4 dimensions; PD_ELIMIT: the table is full or
+ * the size overflows. */
 int pd_batch_array_add(struct pd_batch *batch, const char *name, enum pd_dtype dtype, uint32_t rank,
                        const uint64_t *shape) PD_MUST_CHECK;
 /* Fills the digest of every array from the payload. */

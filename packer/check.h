@@ -1,27 +1,32 @@
-/* The structural check: every rule of the batch contract, exactly, on the bytes that will be served. O(T), no allocation.
+/* The structural check: every rule of the batch contract, exactly, on the bytes that will be
+ * served. O(T), no allocation.
  *
- * Written apart from the layout on purpose: it shares no code with it, so that a mistake in one is found by the other. Pure. */
+ * Written apart from the layout on purpose: it shares no code with it, so that a mistake in one is
+ * found by the other. Pure. */
 #ifndef PD_PACKER_CHECK_H
 #define PD_PACKER_CHECK_H
 
 #include "packer/batch.h"
 
 /* One rule each; the names are metric labels (packd_validation_violations_total{check}). */
-#define PD_CHECKS(X)                                                                               \
-    X(PD_CHECK_SHAPE, "shape")               /* array table: names, dtypes, shapes, offsets, bounds */ \
-    X(PD_CHECK_CU_SEQLENS, "cu_seqlens")     /* starts at 0, strictly increasing, ends at T, row starts included */ \
-    X(PD_CHECK_SEQ_LENS, "seq_lens")         /* within the slot, 0 exactly for padding */ \
-    X(PD_CHECK_SEGMENT_IDS, "segment_ids")   /* 1, 2, ... in a row; 0 on padding and gaps */ \
-    X(PD_CHECK_POSITIONS, "positions")       /* 0, 1, ... in every segment, padding segments too */ \
-    X(PD_CHECK_PADDING, "padding")           /* pad_id, -100 and 0 on padding and gaps; pad segments short enough */ \
-    X(PD_CHECK_LABELS, "labels")             /* first (or last) is -100, never across a boundary */ \
-    X(PD_CHECK_LOSS_WEIGHT, "loss_weight")   /* finite, >= 0, 0 exactly where there is no label */ \
-    X(PD_CHECK_MEGATRON, "megatron_pair")    /* cu_seqlens_real and _padded, real <= padded */ \
-    X(PD_CHECK_SAMPLE_INDEX, "sample_index") /* counts up over real segments, -1 on padding */ \
-    X(PD_CHECK_MAX_SEQLEN, "max_seqlen")     \
-    X(PD_CHECK_TOTALS, "totals")             /* recounted from the arrays */ \
-    X(PD_CHECK_PLAN, "plan")                 /* lengths, order and loss counts as planned */ \
-    X(PD_CHECK_DIGEST, "digest")             /* array digests; sample bytes against the log's digests (the server's part) */
+#define PD_CHECKS(X)                                                                              \
+    X(PD_CHECK_SHAPE, "shape") /* array table: names, dtypes, shapes, offsets, bounds */          \
+    X(PD_CHECK_CU_SEQLENS,                                                                        \
+      "cu_seqlens") /* starts at 0, strictly increasing, ends at T, row starts included */        \
+    X(PD_CHECK_SEQ_LENS, "seq_lens")       /* within the slot, 0 exactly for padding */           \
+    X(PD_CHECK_SEGMENT_IDS, "segment_ids") /* 1, 2, ... in a row; 0 on padding and gaps */        \
+    X(PD_CHECK_POSITIONS, "positions")     /* 0, 1, ... in every segment, padding segments too */ \
+    X(PD_CHECK_PADDING,                                                                           \
+      "padding") /* pad_id, -100 and 0 on padding and gaps; pad segments short enough */          \
+    X(PD_CHECK_LABELS, "labels")           /* first (or last) is -100, never across a boundary */ \
+    X(PD_CHECK_LOSS_WEIGHT, "loss_weight") /* finite, >= 0, 0 exactly where there is no label */  \
+    X(PD_CHECK_MEGATRON, "megatron_pair")  /* cu_seqlens_real and _padded, real <= padded */      \
+    X(PD_CHECK_SAMPLE_INDEX, "sample_index") /* counts up over real segments, -1 on padding */    \
+    X(PD_CHECK_MAX_SEQLEN, "max_seqlen")                                                          \
+    X(PD_CHECK_TOTALS, "totals") /* recounted from the arrays */                                  \
+    X(PD_CHECK_PLAN, "plan")     /* lengths, order and loss counts as planned */                  \
+    X(PD_CHECK_DIGEST,                                                                            \
+      "digest") /* array digests; sample bytes against the log's digests (the server's part) */
 
 enum pd_check {
 #define X(name, label) name,
@@ -39,8 +44,11 @@ struct pd_check_finding {
     char text[160];
 };
 
-/* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds. `rows` is the plan the batch claims to follow (rows[i] NULL for
- * an all-padding row), or NULL to check the arrays alone, as a client does. Nothing in `batch` or `payload` is trusted. */
+/* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds. `rows` is the plan
+ * the batch claims to follow (rows[i] NULL for an all-padding row), or NULL to check the arrays
+ * alone, as a client does; totals that only a plan can tell (samples, overlap, patches) are then
+ * not compared. Nothing in `batch` or `payload` is trusted but this: `batch->payload_bytes` bytes
+ * at `payload` are readable. A digest of 0 is one not taken yet and is not compared. */
 int pd_check_batch(const struct pd_layout_rules *rules, const struct pd_batch *batch,
                    const void *payload, const struct pd_pack *const *rows,
                    struct pd_check_finding *finding) PD_MUST_CHECK;

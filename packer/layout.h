@@ -1,56 +1,65 @@
 /* The layout: packs and sample bytes become the arrays of a batch.
  *
- * Two steps: pd_layout_measure does the arithmetic (sizes, offsets, totals) from the packs alone; pd_layout_fill writes the payload,
- * fetching each segment's bytes straight into its place, so that a token is copied once on its way from the log. Pure; no state. */
+ * Two steps: pd_layout_measure does the arithmetic (sizes, offsets, totals) from the packs alone;
+ * pd_layout_fill writes the payload, fetching each segment's bytes straight into its place, so that
+ * a token is copied once on its way from the log. Pure; no state. */
 #ifndef PD_PACKER_LAYOUT_H
 #define PD_PACKER_LAYOUT_H
 
 #include "packer/batch.h"
 #include "packer/head.h"
 
-/* Where bytes come from: the server reads them from the log, tests from arrays. Every call returns 0 or PD_E*, which pd_layout_fill passes on. */
+/* Where bytes come from: the server reads them from the log, tests from arrays. Every call returns
+ * 0 or PD_E*, which pd_layout_fill passes on. */
 struct pd_bodies {
     void *ctx;
     /* Copies tokens [offset, offset + length) of the segment's sample to dst. */
     int (*tokens)(void *ctx, const struct pd_segment *segment, int32_t *dst);
-    /* The same for pushed labels, per token as a target. Sets *has to false and copies nothing where the sample was pushed without labels.
-     * NULL: no sample has labels. */
+    /* The same for pushed labels, per token as a target. Sets *has to false and copies nothing
+     * where the sample was pushed without labels. NULL: no sample has labels. */
     int (*labels)(void *ctx, const struct pd_segment *segment, int32_t *dst, bool *has);
-    /* The loss runs of the segment's whole sample; borrowed until the next call. NULL: every token of every sample is a target. */
+    /* The loss runs of the segment's whole sample; borrowed until the next call. NULL: every token
+     * of every sample is a target. */
     int (*loss)(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs);
 };
 
-/* PD_EINVAL with the rule named: R or widths of 0, seq_len not a multiple of total_align, total_align not of seg_align, ... */
-int pd_layout_rules_check(const struct pd_layout_rules *rules, struct pd_error *error)
-    PD_MUST_CHECK;
+/* PD_EINVAL with the rule named: R or widths of 0, seq_len not a multiple of total_align,
+ * total_align not of seg_align, ... */
+int pd_layout_rules_check(const struct pd_layout_rules *rules,
+                          struct pd_error *error) PD_MUST_CHECK;
 
-/* The width W of a batch or a step whose widest row uses `widest_slots`: seq_len with PD_WIDTH_FIXED, else the smallest allowed one. */
+/* The width W of a batch or a step whose widest row uses `widest_slots`: seq_len with
+ * PD_WIDTH_FIXED, else the smallest allowed one. */
 uint32_t pd_layout_width(const struct pd_layout_rules *rules, uint32_t widest_slots);
 
 /* The most payload bytes a batch of `rows` rows can take under these rules. */
 uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t rows);
 
-/* Sizes, offsets and totals of a batch of these rows; rows[i] NULL or without segments is an all-padding row. `width` from pd_layout_width.
- * PD_EINVAL: a row wider than `width`. PD_ELIMIT: more segments than fixed_segments, T >= 2^31. */
+/* Sizes, offsets and totals of a batch of these rows; rows[i] NULL or without segments is an
+ * all-padding row. `width` from pd_layout_width. PD_EINVAL: a row wider than `width`
+ * (ROW_TOO_WIDE), a pack that breaks the rules (BAD_PACK), no rows or a width that the rules do not
+ * allow (BAD_SHAPE), rules that pd_layout_rules_check refuses. PD_ELIMIT: more segments than
+ * fixed_segments, T >= 2^31. */
 int pd_layout_measure(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
                       uint32_t row_count, uint32_t width, struct pd_batch *batch,
                       struct pd_error *error) PD_MUST_CHECK;
 
-/* Writes batch->payload_bytes at `payload` (64-byte aligned; alignment gaps between arrays are zeroed) and the array digests into
- * *batch. What a pd_bodies call returned. */
+/* Writes batch->payload_bytes at `payload` (64-byte aligned; alignment gaps between arrays are
+ * zeroed) and the array digests into *batch. What a pd_bodies call returned. */
 int pd_layout_fill(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
-                   struct pd_batch *batch, void *payload, const struct pd_bodies *bodies)
-    PD_MUST_CHECK;
+                   struct pd_batch *batch, void *payload,
+                   const struct pd_bodies *bodies) PD_MUST_CHECK;
 
-/* For a reader who asked for the `core` arrays: rebuilds positions and segment_ids [R,W] from cu_seqlens [S+1], seq_lens [S] and
- * sample_index [S] (-1 = padding). PD_ECORRUPT: the boundaries do not cover R*W positions row by row, or a length does not fit its slot;
- * the outputs are then not to be used. Nothing is written outside them. */
+/* For a reader who asked for the `core` arrays: rebuilds positions and segment_ids [R,W] from
+ * cu_seqlens [S+1], seq_lens [S] and sample_index [S] (-1 = padding). PD_ECORRUPT: the boundaries
+ * do not cover R*W positions row by row, or a length does not fit its slot; the outputs are then
+ * not to be used. Nothing is written outside them. */
 int pd_layout_derive(uint32_t rows, uint32_t width, uint32_t segment_count,
                      const int32_t *cu_seqlens, const int32_t *seq_lens,
-                     const int32_t *sample_index, int32_t *positions, int32_t *segment_ids)
-    PD_MUST_CHECK;
-/* Plain labels [R,W] from tokens, where neither labels nor loss runs were pushed (the header says so). Boundaries come from segment_ids,
- * never from positions: with M-RoPE those may repeat a 0. */
+                     const int32_t *sample_index, int32_t *positions,
+                     int32_t *segment_ids) PD_MUST_CHECK;
+/* Plain labels [R,W] from tokens, where neither labels nor loss runs were pushed (the header says
+ * so). Boundaries come from segment_ids, never from positions: with M-RoPE those may repeat a 0. */
 void pd_layout_derive_labels(uint32_t rows, uint32_t width, const int32_t *tokens,
                              const int32_t *segment_ids, enum pd_labels convention,
                              int32_t *labels);

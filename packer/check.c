@@ -1,0 +1,716 @@
+/* The structural check: every rule of the batch contract, exactly, on the bytes that will be
+ * served.
+ *
+ * Place in the flow: an assemble thread runs it on each batch between the layout and the probe; a
+ * client may run it on what it received; the fuzzer runs it on anything. Pure, any thread, no
+ * allocation.
+ *
+ * Written from the contract alone: it shares no code with the layout, not even the array table, so
+ * that a mistake in one is found by the other.
+ *
+ *   table ─> boundaries ─> lengths ─> sample index ─> plan's shape ─> contents ─> pair ─> totals ─>
+ * digests
+ *
+ * Invariant: a stage may rely on what the stages before it have proved, on nothing else. After the
+ * table, every array has its full length inside the payload; after the boundaries, every slot lies
+ * inside one row. The first violation ends the check.
+ *
+ * Ranges are compared without branches, whole, in loops that the compiler vectorises; only where a
+ * range differs is it searched for the place. It does not look at the log: that a segment holds its
+ * sample's bytes is for the server to compare. */
+#include "packer/check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+const char *pd_check_name(enum pd_check check)
+{
+    static const char *const names[] = {
+#define X(name, label) [name] = label,
+        PD_CHECKS(X)
+#undef X
+    };
+    return (unsigned)check < PD_CHECK_COUNT ? names[check] : "unknown";
+}
+
+/* What one check knows: its arguments, views of the arrays, and what it has counted itself. */
+struct scan {
+    const struct pd_layout_rules *rules;
+    const struct pd_batch *batch;
+    const struct pd_pack *const *rows;
+    struct pd_check_finding *finding;
+    const int32_t *tokens, *positions, *segment_ids, *labels;
+    const float *loss_weight;
+    const int32_t *cu, *seq_lens, *sample_index, *cu_real, *cu_padded;
+    uint32_t used; /* segments that cover positions: S without the empty ones of fixed_segments */
+    struct pd_totals seen;
+    uint64_t tail_tokens, row_padding_tokens;
+    uint32_t max_seqlen;
+};
+
+static int report(struct scan *scan, enum pd_check check, uint64_t place, int64_t expected,
+                  int64_t found, const char *format, ...) __attribute__((format(printf, 6, 7)));
+
+/* `place` is a position of the flattened batch. */
+static int report(struct scan *scan, enum pd_check check, uint64_t place, int64_t expected,
+                  int64_t found, const char *format, ...)
+{
+    struct pd_check_finding *finding = scan->finding;
+    uint32_t width = scan->batch->width;
+    memset(finding, 0, sizeof *finding);
+    finding->check = check;
+    finding->row = width > 0 ? (uint32_t)(place / width) : 0;
+    finding->position = width > 0 ? (uint32_t)(place % width) : 0;
+    finding->expected = expected;
+    finding->found = found;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(finding->text, sizeof finding->text, format, args);
+    va_end(args);
+    return PD_ECORRUPT;
+}
+
+static int report_value(struct scan *scan, enum pd_check check, const char *what, int64_t expected,
+                        int64_t found)
+{
+    return report(scan, check, 0, expected, found, "%s is %lld, expected %lld", what,
+                  (long long)found, (long long)expected);
+}
+
+/* ---- the table
+ * ------------------------------------------------------------------------------------ */
+
+struct expected_array {
+    const char *name;
+    enum pd_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[2];
+};
+
+#define CORE_ARRAYS 10
+
+static int check_array(struct scan *scan, const struct pd_array *array,
+                       const struct expected_array *want, uint64_t offset)
+{
+    if (strncmp(array->name, want->name, sizeof array->name) != 0)
+        return report(scan, PD_CHECK_SHAPE, 0, 0, 0, "another array stands where %s belongs",
+                      want->name);
+    if (array->dtype != want->dtype || array->rank != want->rank)
+        return report(scan, PD_CHECK_SHAPE, 0, want->rank, array->rank,
+                      "%s has dtype %s, rank %u, expected %s, %u", want->name,
+                      pd_dtype_name(array->dtype), array->rank, pd_dtype_name(want->dtype),
+                      want->rank);
+    uint64_t bytes = 4;
+    for (uint32_t i = 0; i < want->rank; i++) {
+        if (array->shape[i] != want->shape[i])
+            return report(
+                scan, PD_CHECK_SHAPE, 0, (int64_t)want->shape[i], (int64_t)array->shape[i],
+                "%s has %llu entries in dimension %u, expected %llu", want->name,
+                (unsigned long long)array->shape[i], i, (unsigned long long)want->shape[i]);
+        bytes *= want->shape[i];
+    }
+    if (array->size_bytes != bytes || array->offset_bytes != offset)
+        return report(scan, PD_CHECK_SHAPE, 0, (int64_t)offset, (int64_t)array->offset_bytes,
+                      "%s has %llu bytes at %llu, expected %llu at %llu", want->name,
+                      (unsigned long long)array->size_bytes,
+                      (unsigned long long)array->offset_bytes, (unsigned long long)bytes,
+                      (unsigned long long)offset);
+    return 0;
+}
+
+/* All arrays at their places, inside the payload, with nothing but zeros between them. */
+static int check_table(struct scan *scan, const void *payload)
+{
+    const struct pd_batch *b = scan->batch;
+    const uint64_t r = b->rows, w = b->width, s = b->segment_count, n = b->megatron_count;
+    const struct expected_array want[CORE_ARRAYS] = {
+        {"tokens", PD_DTYPE_I32, 2, {r, w}},
+        {"positions", PD_DTYPE_I32, 2, {r, w}},
+        {"segment_ids", PD_DTYPE_I32, 2, {r, w}},
+        {"labels", PD_DTYPE_I32, 2, {r, w}},
+        {"loss_weight", PD_DTYPE_F32, 2, {r, w}},
+        {"cu_seqlens", PD_DTYPE_I32, 1, {s + 1}},
+        {"seq_lens", PD_DTYPE_I32, 1, {s}},
+        {"sample_index", PD_DTYPE_I32, 1, {s}},
+        {"cu_seqlens_real", PD_DTYPE_I32, 1, {n + 1}},
+        {"cu_seqlens_padded", PD_DTYPE_I32, 1, {n + 1}},
+    };
+    const void *view[CORE_ARRAYS];
+    const uint8_t *bytes = payload;
+    uint64_t offset = 0;
+    if (b->array_count != CORE_ARRAYS)
+        return report_value(scan, PD_CHECK_SHAPE, "the number of arrays", CORE_ARRAYS,
+                            b->array_count);
+    for (uint32_t i = 0; i < CORE_ARRAYS; i++) {
+        int rc = check_array(scan, &b->arrays[i], &want[i], offset);
+        if (rc != 0)
+            return rc;
+        uint64_t end = offset + b->arrays[i].size_bytes;
+        uint64_t next = (end + PD_ARRAY_ALIGN - 1) / PD_ARRAY_ALIGN * PD_ARRAY_ALIGN;
+        if (next > b->payload_bytes)
+            return report(scan, PD_CHECK_SHAPE, 0, (int64_t)next, (int64_t)b->payload_bytes,
+                          "%s ends at %llu, behind the payload's %llu bytes", want[i].name,
+                          (unsigned long long)end, (unsigned long long)b->payload_bytes);
+        for (uint64_t at = end; at < next; at++)
+            if (bytes[at] != 0)
+                return report(scan, PD_CHECK_SHAPE, 0, 0, bytes[at],
+                              "byte %llu behind %s is not zero", (unsigned long long)at,
+                              want[i].name);
+        view[i] = bytes + offset;
+        offset = next;
+    }
+    if (b->payload_bytes != offset)
+        return report_value(scan, PD_CHECK_SHAPE, "payload_bytes", (int64_t)offset,
+                            (int64_t)b->payload_bytes);
+    scan->tokens = view[0];
+    scan->positions = view[1];
+    scan->segment_ids = view[2];
+    scan->labels = view[3];
+    scan->loss_weight = view[4];
+    scan->cu = view[5];
+    scan->seq_lens = view[6];
+    scan->sample_index = view[7];
+    scan->cu_real = view[8];
+    scan->cu_padded = view[9];
+    return 0;
+}
+
+static int check_header(struct scan *scan, const void *payload)
+{
+    const struct pd_layout_rules *rules = scan->rules;
+    const struct pd_batch *b = scan->batch;
+    if (rules->seq_len == 0 || rules->seg_align == 0 || rules->total_align == 0 ||
+        rules->pad_segment < rules->seg_align)
+        return report_value(scan, PD_CHECK_SHAPE, "a rule of the layout", 1, 0);
+    if ((uintptr_t)payload % sizeof(int32_t) != 0)
+        return report_value(scan, PD_CHECK_SHAPE, "the payload's alignment", 4, 1);
+    if (b->rows == 0 || b->width == 0 || (uint64_t)b->rows * b->width > INT32_MAX)
+        return report(scan, PD_CHECK_SHAPE, 0, 1, b->rows, "%u rows of %u positions", b->rows,
+                      b->width);
+    if (rules->fixed_segments > 0 && b->segment_count != rules->fixed_segments)
+        return report_value(scan, PD_CHECK_SHAPE, "S", rules->fixed_segments, b->segment_count);
+    if (rules->fixed_segments > 0 && b->megatron_count != rules->fixed_segments)
+        return report_value(scan, PD_CHECK_SHAPE, "N", rules->fixed_segments, b->megatron_count);
+    return check_table(scan, payload);
+}
+
+/* ---- boundaries
+ * ----------------------------------------------------------------------------------- */
+
+static int32_t total_positions(const struct scan *scan)
+{
+    return (int32_t)(scan->batch->rows * scan->batch->width);
+}
+
+/* A violation found at segment s, placed where it starts. */
+static int report_segment(struct scan *scan, enum pd_check check, uint32_t s, int64_t expected,
+                          int64_t found, const char *what)
+{
+    const int32_t last = total_positions(scan) - 1;
+    int32_t place = scan->cu[s] < 0 ? 0 : scan->cu[s] > last ? last : scan->cu[s];
+    return report(scan, check, (uint64_t)place, expected, found,
+                  "segment %u: %s is %lld, expected %lld", s, what, (long long)found,
+                  (long long)expected);
+}
+
+/* cu_seqlens: from 0 to T, strictly upwards, every row start included; then only the empty entries
+ * of fixed_segments. */
+static int check_boundaries(struct scan *scan)
+{
+    const int32_t total = total_positions(scan), width = (int32_t)scan->batch->width;
+    const int32_t align = (int32_t)scan->rules->seg_align;
+    const uint32_t count = scan->batch->segment_count;
+    int32_t at = 0, row_end = width;
+    if (scan->cu[0] != 0)
+        return report_segment(scan, PD_CHECK_CU_SEQLENS, 0, 0, scan->cu[0], "cu_seqlens");
+    uint32_t s = 0;
+    for (; s < count && at < total; s++) {
+        int32_t next = scan->cu[s + 1];
+        if (next <= at || next > row_end)
+            return report_segment(scan, PD_CHECK_CU_SEQLENS, s, next <= at ? at + 1 : row_end, next,
+                                  "the end (must grow, and stay in its row)");
+        if ((next - at) % align != 0)
+            return report_segment(scan, PD_CHECK_CU_SEQLENS, s, 0, (next - at) % align,
+                                  "the slot modulo seg_align");
+        if (next - at > (int32_t)scan->max_seqlen)
+            scan->max_seqlen = (uint32_t)(next - at);
+        at = next;
+        row_end += at == row_end && at < total ? width : 0;
+    }
+    if (at != total)
+        return report_segment(scan, PD_CHECK_CU_SEQLENS, s, total, at, "the last boundary");
+    scan->used = s;
+    if (s < count && scan->rules->fixed_segments == 0)
+        return report_segment(scan, PD_CHECK_CU_SEQLENS, s, s, count, "the number of segments");
+    for (; s < count; s++)
+        if (scan->cu[s + 1] != total)
+            return report_segment(scan, PD_CHECK_CU_SEQLENS, s, total, scan->cu[s + 1],
+                                  "the empty entry");
+    return 0;
+}
+
+static bool starts_row(const struct scan *scan, uint32_t s)
+{
+    return (uint32_t)scan->cu[s] % scan->batch->width == 0;
+}
+
+static int check_length(struct scan *scan, uint32_t s)
+{
+    int32_t slot = scan->cu[s + 1] - scan->cu[s], length = scan->seq_lens[s];
+    int32_t align = (int32_t)scan->rules->seg_align;
+    if (length == 0) {
+        if (slot > (int32_t)scan->rules->pad_segment)
+            return report_segment(scan, PD_CHECK_PADDING, s, scan->rules->pad_segment, slot,
+                                  "the padding segment");
+        return 0;
+    }
+    /* The slot is the length rounded up to seg_align. */
+    if (length < 0 || length > slot || slot - length >= align)
+        return report_segment(scan, PD_CHECK_SEQ_LENS, s, slot, length, "seq_lens (of its slot)");
+    if (!starts_row(scan, s) && scan->seq_lens[s - 1] == 0)
+        return report_segment(scan, PD_CHECK_SEQ_LENS, s, 0, length,
+                              "seq_lens behind the padding of its row");
+    return 0;
+}
+
+/* seq_lens within their slots, padding only at the end of a row; counts positions by kind. */
+static int check_lengths(struct scan *scan)
+{
+    uint32_t s = 0, in_row = 0, row_slots = 0;
+    for (; s < scan->used; s++) {
+        int rc = check_length(scan, s);
+        if (rc != 0)
+            return rc;
+        uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]),
+                 length = (uint32_t)scan->seq_lens[s];
+        in_row = starts_row(scan, s) ? 0 : in_row;
+        row_slots = starts_row(scan, s) ? 0 : row_slots;
+        if (length > 0) {
+            scan->seen.real_tokens += length;
+            scan->seen.gap_tokens += slot - length;
+            scan->seen.segments++;
+            in_row++;
+            row_slots += slot;
+            scan->seen.longest_tokens =
+                length > scan->seen.longest_tokens ? length : scan->seen.longest_tokens;
+            scan->seen.widest_slots =
+                row_slots > scan->seen.widest_slots ? row_slots : scan->seen.widest_slots;
+            if (scan->rules->segments_max > 0 && in_row > scan->rules->segments_max)
+                return report_segment(scan, PD_CHECK_PLAN, s, scan->rules->segments_max, in_row,
+                                      "the number of real segments in the row");
+        } else if (in_row > 0) {
+            scan->tail_tokens += slot;
+        } else {
+            scan->row_padding_tokens += slot;
+        }
+    }
+    for (; s < scan->batch->segment_count; s++)
+        if (scan->seq_lens[s] != 0)
+            return report_segment(scan, PD_CHECK_SEQ_LENS, s, 0, scan->seq_lens[s],
+                                  "seq_lens of an empty entry");
+    return 0;
+}
+
+/* Whether the width is one the rules allow for rows whose widest uses `widest` positions. */
+static bool width_allowed(const struct pd_layout_rules *rules, uint32_t width, uint32_t widest)
+{
+    if (rules->width == PD_WIDTH_FIXED)
+        return width == rules->seq_len;
+    if (width < widest || width > rules->seq_len || width % rules->total_align != 0)
+        return false;
+    /* With width: step the widest row may be in another batch, so the width need not be the least.
+     */
+    uint32_t least = rules->width == PD_WIDTH_STEP ? width : widest > 0 ? widest : 1;
+    if (rules->width_count == 0)
+        return width - least < rules->total_align;
+    uint32_t below = 0;
+    for (uint32_t i = 0;
+         i < rules->width_count && i < sizeof rules->widths / sizeof rules->widths[0]; i++) {
+        if (rules->widths[i] >= width)
+            return rules->widths[i] == width && least > below;
+        below = rules->widths[i];
+    }
+    return width == rules->seq_len && least > below;
+}
+
+static int check_width(struct scan *scan)
+{
+    if (width_allowed(scan->rules, scan->batch->width, scan->seen.widest_slots))
+        return 0;
+    return report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
+                  "the width is %u, not one the rules allow for rows of %u positions",
+                  scan->batch->width, scan->seen.widest_slots);
+}
+
+static int check_sample_index(struct scan *scan)
+{
+    int32_t next = 0;
+    for (uint32_t s = 0; s < scan->batch->segment_count; s++) {
+        int32_t expected = scan->seq_lens[s] > 0 ? next++ : -1;
+        if (scan->sample_index[s] != expected)
+            return report_segment(scan, PD_CHECK_SAMPLE_INDEX, s, expected, scan->sample_index[s],
+                                  "sample_index");
+    }
+    return 0;
+}
+
+/* ---- the plan
+ * ------------------------------------------------------------------------------------- */
+
+static uint32_t planned_count(const struct scan *scan, uint32_t row)
+{
+    return scan->rows[row] ? scan->rows[row]->segment_count : 0;
+}
+
+/* Lengths and slots of one row as planned; moves *s behind the row. */
+static int check_plan_row(struct scan *scan, uint32_t row, uint32_t *s)
+{
+    const int32_t row_end = (int32_t)((row + 1) * scan->batch->width);
+    const uint32_t planned = planned_count(scan, row);
+    uint32_t i = 0;
+    for (; *s < scan->used && scan->cu[*s] < row_end; (*s)++) {
+        if (scan->seq_lens[*s] == 0)
+            continue;
+        if (i == planned)
+            return report_segment(scan, PD_CHECK_PLAN, *s, planned, (int64_t)i + 1,
+                                  "the number of segments in the row");
+        const struct pd_segment *segment = &scan->rows[row]->segments[i++];
+        if ((uint32_t)scan->seq_lens[*s] != segment->length_tokens)
+            return report_segment(scan, PD_CHECK_PLAN, *s, segment->length_tokens,
+                                  scan->seq_lens[*s], "the length");
+        if ((uint32_t)(scan->cu[*s + 1] - scan->cu[*s]) != segment->slot_tokens)
+            return report_segment(scan, PD_CHECK_PLAN, *s, segment->slot_tokens,
+                                  scan->cu[*s + 1] - scan->cu[*s], "the slot");
+        scan->seen.samples += segment->part == 0;
+        scan->seen.overlap_tokens += segment->part > 0;
+        scan->seen.patches += segment->patches;
+    }
+    if (i != planned)
+        return report(scan, PD_CHECK_PLAN, (uint64_t)row * scan->batch->width, planned, i,
+                      "row %u has %u segments, %u planned", row, i, planned);
+    return 0;
+}
+
+static int check_plan(struct scan *scan)
+{
+    uint32_t s = 0;
+    for (uint32_t row = 0; scan->rows && row < scan->batch->rows; row++) {
+        int rc = check_plan_row(scan, row, &s);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- contents
+ * ------------------------------------------------------------------------------------- */
+
+static uint32_t float_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static bool all_equal(const int32_t *at, size_t count, int32_t value)
+{
+    uint32_t differ = 0;
+    for (size_t i = 0; i < count; i++)
+        differ |= (uint32_t)(at[i] ^ value);
+    return differ == 0;
+}
+
+static bool all_count_up(const int32_t *at, uint32_t count)
+{
+    uint32_t differ = 0;
+    for (uint32_t i = 0; i < count; i++)
+        differ |= (uint32_t)at[i] ^ i;
+    return differ == 0;
+}
+
+/* Weight where there is a label, 0 elsewhere, bit for bit. */
+static bool all_weighted(const float *at, const int32_t *labels, size_t count, float weight)
+{
+    const uint32_t bits = float_bits(weight);
+    uint32_t differ = 0;
+    for (size_t i = 0; i < count; i++)
+        differ |= float_bits(at[i]) ^ (labels[i] != PD_LABEL_NONE ? bits : 0);
+    return differ == 0;
+}
+
+static uint32_t count_labels(const int32_t *labels, size_t count)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found += labels[i] != PD_LABEL_NONE;
+    return found;
+}
+
+/* Names the first place of [at, at + count) of `array` that is not `value`, or counts up from it.
+ */
+static int check_run(struct scan *scan, enum pd_check check, const char *name, const int32_t *array,
+                     uint64_t at, uint32_t count, int32_t value, bool up)
+{
+    if (up ? all_count_up(array + at, count) : all_equal(array + at, count, value))
+        return 0;
+    for (uint32_t i = 0;; i++) {
+        int64_t expected = up ? (int64_t)i : value;
+        if (array[at + i] != expected)
+            return report(scan, check, at + i, expected, array[at + i], "%s is %d, expected %lld",
+                          name, array[at + i], (long long)expected);
+    }
+}
+
+/* No weight on [at, at + count). Compares bits: -0.0 is not the 0 of the contract. */
+static int check_no_weight(struct scan *scan, enum pd_check check, uint64_t at, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = float_bits(scan->loss_weight[at + i]);
+        if (bits != 0)
+            return report(scan, check, at + i, 0, bits, "loss_weight is %g where there is no label",
+                          (double)scan->loss_weight[at + i]);
+    }
+    return 0;
+}
+
+/* Padding or gap: nothing to attend to, nothing to learn. */
+static int check_void(struct scan *scan, uint64_t at, uint32_t count)
+{
+    int rc = check_run(scan, PD_CHECK_PADDING, "tokens", scan->tokens, at, count,
+                       scan->rules->pad_id, false);
+    if (rc == 0)
+        rc = check_run(scan, PD_CHECK_SEGMENT_IDS, "segment_ids", scan->segment_ids, at, count, 0,
+                       false);
+    if (rc == 0)
+        rc = check_run(scan, PD_CHECK_PADDING, "labels", scan->labels, at, count, PD_LABEL_NONE,
+                       false);
+    return rc != 0 ? rc : check_no_weight(scan, PD_CHECK_PADDING, at, count);
+}
+
+/* Every plane of positions of one slot. */
+static int check_positions(struct scan *scan, uint64_t at, uint32_t slot)
+{
+    return check_run(scan, PD_CHECK_POSITIONS, "positions", scan->positions, at, slot, 0, true);
+}
+
+/* The weight every target of the segment must carry: the plan's, else that of its first target. */
+static float target_weight(const struct scan *scan, const struct pd_segment *planned, uint64_t at,
+                           uint32_t length)
+{
+    if (planned)
+        return pd_segment_loss_weight(planned, scan->rules->loss);
+    for (uint32_t i = 0; i < length; i++)
+        if (scan->labels[at + i] != PD_LABEL_NONE)
+            return scan->loss_weight[at + i];
+    return 0;
+}
+
+static int check_weights(struct scan *scan, uint64_t at, uint32_t length, float weight)
+{
+    const float *weights = scan->loss_weight + at;
+    const int32_t *labels = scan->labels + at;
+    if (isfinite(weight) && weight >= 0 && all_weighted(weights, labels, length, weight))
+        return 0;
+    for (uint32_t i = 0; i < length; i++) {
+        float expected = labels[i] != PD_LABEL_NONE ? weight : 0;
+        if (float_bits(weights[i]) != float_bits(expected) || !isfinite(weights[i]) ||
+            weights[i] < 0)
+            return report(scan, PD_CHECK_LOSS_WEIGHT, at + i, float_bits(expected),
+                          float_bits(weights[i]), "loss_weight is %g, expected %g (%s label)",
+                          (double)weights[i], (double)expected,
+                          labels[i] != PD_LABEL_NONE ? "a" : "no");
+    }
+    return 0;
+}
+
+/* Labels and weights of one real segment; `planned` NULL without a plan. */
+static int check_loss(struct scan *scan, const struct pd_segment *planned, uint64_t at,
+                      uint32_t length)
+{
+    uint64_t edge = scan->rules->labels == PD_LABELS_SHIFTED ? at + length - 1 : at;
+    if (scan->labels[edge] != PD_LABEL_NONE)
+        return report(scan, PD_CHECK_LABELS, edge, PD_LABEL_NONE, scan->labels[edge],
+                      "the label at the %s of a segment is %d, expected none",
+                      edge == at ? "start" : "end", scan->labels[edge]);
+    float weight = target_weight(scan, planned, at, length);
+    int rc = check_weights(scan, at, length, weight);
+    if (rc != 0)
+        return rc;
+    uint32_t targets = count_labels(scan->labels + at, length);
+    if (planned && targets != planned->loss_tokens)
+        return report(scan, PD_CHECK_PLAN, at, planned->loss_tokens, targets,
+                      "the segment has %u labels, %u planned", targets, planned->loss_tokens);
+    scan->seen.loss_tokens += targets;
+    scan->seen.loss_weight += targets > 0 ? (double)weight * targets : 0;
+    return 0;
+}
+
+static uint64_t saturating_cost(struct pd_cost cost, uint64_t length, uint64_t sum)
+{
+    /* length < 2^31 and both factors < 2^32: 128 bits hold the sum exactly. */
+    __extension__ typedef unsigned __int128 wide;
+    wide total = (wide)cost.alpha * length + (wide)cost.beta * length * length + sum;
+    return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
+}
+
+static int check_real(struct scan *scan, const struct pd_segment *planned, uint32_t s, int32_t id)
+{
+    uint64_t at = (uint64_t)scan->cu[s];
+    uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]), length = (uint32_t)scan->seq_lens[s];
+    int rc = check_positions(scan, at, slot);
+    if (rc == 0)
+        rc = check_run(scan, PD_CHECK_SEGMENT_IDS, "segment_ids", scan->segment_ids, at, length, id,
+                       false);
+    if (rc == 0)
+        rc = check_loss(scan, planned, at, length);
+    if (rc == 0)
+        rc = check_void(scan, at + length, slot - length);
+    scan->seen.attention_cost =
+        saturating_cost(scan->rules->cost, length, scan->seen.attention_cost);
+    return rc;
+}
+
+static int check_padding(struct scan *scan, uint32_t s)
+{
+    uint64_t at = (uint64_t)scan->cu[s];
+    uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]);
+    int rc = check_positions(scan, at, slot);
+    return rc != 0 ? rc : check_void(scan, at, slot);
+}
+
+static int check_contents(struct scan *scan)
+{
+    int32_t id = 0;
+    for (uint32_t s = 0; s < scan->used; s++) {
+        uint32_t row = (uint32_t)scan->cu[s] / scan->batch->width;
+        id = starts_row(scan, s) ? 0 : id;
+        int rc;
+        if (scan->seq_lens[s] == 0) {
+            rc = check_padding(scan, s);
+        } else {
+            const struct pd_segment *planned = scan->rows ? &scan->rows[row]->segments[id] : NULL;
+            rc = check_real(scan, planned, s, ++id);
+        }
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- the Megatron pair
+ * ---------------------------------------------------------------------------- */
+
+/* Entry n of the pair ends at these offsets. */
+static int check_pair_entry(struct scan *scan, uint32_t n, int64_t real, int64_t padded)
+{
+    uint64_t place = padded > 0 ? (uint64_t)padded - 1 : 0;
+    if (n > scan->batch->megatron_count)
+        return report(scan, PD_CHECK_MEGATRON, place, n, scan->batch->megatron_count,
+                      "the pair has %u entries, expected more", scan->batch->megatron_count);
+    if (scan->cu_real[n] != real)
+        return report(scan, PD_CHECK_MEGATRON, place, real, scan->cu_real[n],
+                      "cu_seqlens_real[%u] is %d, expected %lld", n, scan->cu_real[n],
+                      (long long)real);
+    if (scan->cu_padded[n] != padded)
+        return report(scan, PD_CHECK_MEGATRON, place, padded, scan->cu_padded[n],
+                      "cu_seqlens_padded[%u] is %d, expected %lld", n, scan->cu_padded[n],
+                      (long long)padded);
+    return 0;
+}
+
+/* A real segment counts with its length and reaches to the next real segment of its row or to the
+ * row's end; an all-padding row counts whole. */
+static int check_pair(struct scan *scan)
+{
+    const int64_t width = scan->batch->width;
+    int64_t real = 0;
+    uint32_t n = 0;
+    int rc = check_pair_entry(scan, 0, 0, 0);
+    for (uint32_t s = 0; s < scan->used && rc == 0; s++) {
+        bool is_real = scan->seq_lens[s] > 0;
+        if (!is_real && !starts_row(scan, s))
+            continue;
+        int64_t row_end = (scan->cu[s] / width + 1) * width;
+        bool last = s + 1 >= scan->used || scan->seq_lens[s + 1] == 0;
+        real += is_real ? scan->seq_lens[s] : width;
+        rc = check_pair_entry(scan, ++n, real, last ? row_end : scan->cu[s + 1]);
+    }
+    if (rc == 0 && scan->rules->fixed_segments == 0 && n != scan->batch->megatron_count)
+        rc = report_value(scan, PD_CHECK_MEGATRON, "N", n, scan->batch->megatron_count);
+    while (rc == 0 && n < scan->batch->megatron_count)
+        rc = check_pair_entry(scan, ++n, real, total_positions(scan));
+    return rc;
+}
+
+/* ---- totals and digests
+ * --------------------------------------------------------------------------- */
+
+static int check_totals(struct scan *scan)
+{
+    const struct pd_batch *b = scan->batch;
+    const struct pd_totals *told = &b->totals, *seen = &scan->seen;
+    if (b->max_seqlen != scan->max_seqlen)
+        return report_value(scan, PD_CHECK_MAX_SEQLEN, "max_seqlen", scan->max_seqlen,
+                            b->max_seqlen);
+    const struct {
+        const char *name;
+        uint64_t expected, found;
+        bool from_plan;
+    } sums[] = {
+        {"n_real_segments", seen->segments, b->real_segment_count, false},
+        {"segments", seen->segments, told->segments, false},
+        {"real_tokens", seen->real_tokens, told->real_tokens, false},
+        {"gap_tokens", seen->gap_tokens, told->gap_tokens, false},
+        {"tail_tokens", scan->tail_tokens, b->tail_tokens, false},
+        {"row_padding_tokens", scan->row_padding_tokens, b->row_padding_tokens, false},
+        {"loss_tokens", seen->loss_tokens, told->loss_tokens, false},
+        {"attention_cost", seen->attention_cost, told->attention_cost, false},
+        {"longest_tokens", seen->longest_tokens, told->longest_tokens, false},
+        {"widest_slots", seen->widest_slots, told->widest_slots, false},
+        {"samples", seen->samples, told->samples, true},
+        {"overlap_tokens", seen->overlap_tokens, told->overlap_tokens, true},
+        {"patches", seen->patches, told->patches, true},
+    };
+    for (size_t i = 0; i < sizeof sums / sizeof sums[0]; i++)
+        if (sums[i].expected != sums[i].found && (scan->rows || !sums[i].from_plan))
+            return report_value(scan, PD_CHECK_TOTALS, sums[i].name, (int64_t)sums[i].expected,
+                                (int64_t)sums[i].found);
+    /* Bits again: the sum has one order, so it has one value. */
+    if (memcmp(&seen->loss_weight, &told->loss_weight, sizeof told->loss_weight) != 0)
+        return report(scan, PD_CHECK_TOTALS, 0, 0, 0, "the loss weight is %.17g, expected %.17g",
+                      told->loss_weight, seen->loss_weight);
+    return 0;
+}
+
+static int check_digests(struct scan *scan, const void *payload)
+{
+    for (uint32_t i = 0; i < scan->batch->array_count; i++) {
+        const struct pd_array *array = &scan->batch->arrays[i];
+        uint64_t digest =
+            XXH3_64bits((const uint8_t *)payload + array->offset_bytes, array->size_bytes);
+        if (array->digest != 0 && array->digest != digest)
+            return report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
+                          "%.*s has digest %016llx, its bytes give %016llx", PD_ARRAY_NAME_MAX,
+                          array->name, (unsigned long long)array->digest,
+                          (unsigned long long)digest);
+    }
+    return 0;
+}
+
+int pd_check_batch(const struct pd_layout_rules *rules, const struct pd_batch *batch,
+                   const void *payload, const struct pd_pack *const *rows,
+                   struct pd_check_finding *finding)
+{
+    static int (*const stages[])(struct scan *) = {
+        check_boundaries, check_lengths,  check_width, check_sample_index,
+        check_plan,       check_contents, check_pair,  check_totals,
+    };
+    struct scan scan = {.rules = rules, .batch = batch, .rows = rows, .finding = finding};
+    int rc = check_header(&scan, payload);
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0] && rc == 0; i++)
+        rc = stages[i](&scan);
+    return rc != 0 ? rc : check_digests(&scan, payload);
+}
