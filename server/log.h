@@ -54,6 +54,19 @@ int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block
 /* Copies `size` bytes at `offset` of a block's body to dst: across pieces, each byte once. PD_ECORRUPT where a piece is missing or short. */
 int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, size_t size,
                      void *dst) PD_MUST_CHECK;
+/* What held when pack `number` was planned, for the header of batches: the chain over the plans 0 .. number, the digest of the feed's configuration and
+ * the planner's version in force. Errors as pd_log_read_pack. */
+struct pd_plan_facts {
+    uint64_t plan_digest, config_digest;
+    uint32_t planner_version;
+};
+int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                           struct pd_plan_facts *facts) PD_MUST_CHECK;
+/* The names behind the numbers in plans and heads, for the sample table; source 0 is "". PD_ENOTFOUND, PD_ECORRUPT. */
+int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_t stream,
+                            char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
+                            char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 /* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the digest taken at the door (whole samples over the bytes just
  * copied; parts by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
 void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies, struct pd_error *error);
