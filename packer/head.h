@@ -34,6 +34,7 @@ struct pd_head {
     uint32_t source;        /* source number, 0 = none */
     float weight;           /* >= 0, finite; 1 unless pushed */
     uint32_t patches;       /* sum over its spans */
+    uint32_t payload_bytes; /* bytes of all its arrays; 0 stands for 4 per token */
     struct pd_loss_runs loss;
     const struct pd_span *spans; /* by offset, not overlapping; NULL for none */
     uint32_t span_count;
@@ -45,7 +46,23 @@ struct pd_cursor {
     uint32_t index;
 };
 
+/* How far a walk over the runs has come; zeroed memory is the start. */
+struct pd_loss_cursor {
+    uint32_t run;          /* the run reached */
+    uint32_t start_tokens; /* its first token */
+};
+
 /* Targets among tokens [from, to) of a sample, by its runs. Token 0 of a segment is never a target; the caller leaves it out. */
 uint32_t pd_loss_runs_count(struct pd_loss_runs runs, uint32_t from, uint32_t to);
+
+/* The same for a walk of ascending, disjoint ranges: the whole walk costs one pass over the runs. */
+uint32_t pd_loss_runs_count_on(struct pd_loss_runs runs, struct pd_loss_cursor *cursor,
+                               uint32_t from, uint32_t to);
+
+/* Bytes that the sample stands for in a budget. */
+static inline uint64_t pd_head_bytes(const struct pd_head *head)
+{
+    return head->payload_bytes ? head->payload_bytes : 4 * (uint64_t)head->length_tokens;
+}
 
 #endif

@@ -26,6 +26,7 @@ struct pd_segment {
     uint32_t part;          /* 0, or the number of the part of a split sample */
     uint32_t part_count;    /* parts of the sample, 1 unless split */
     uint32_t offset_tokens; /* first token taken; parts of a split sample overlap by one token */
+    uint32_t overlap_tokens; /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at the cut */
     uint32_t length_tokens; /* real tokens taken, >= 1 */
     uint32_t slot_tokens;   /* length rounded up to seg_align */
     uint32_t sample_tokens; /* length of the whole sample as pushed */
@@ -47,7 +48,7 @@ struct pd_pack {
 struct pd_totals {
     uint64_t real_tokens;    /* sum of length_tokens */
     uint64_t gap_tokens;     /* sum of slot - length */
-    uint64_t overlap_tokens; /* first tokens of parts after the first: real positions that repeat a token */
+    uint64_t overlap_tokens; /* real positions that repeat the last token of the part before */
     uint64_t loss_tokens;
     double loss_weight; /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
     uint64_t segments;
@@ -77,6 +78,10 @@ int pd_pack_push(struct pd_pack *pack, const struct pd_segment *segment) PD_MUST
 /* Empties the pack and keeps its memory; fini frees it. Zeroed memory is an empty pack. */
 void pd_pack_clear(struct pd_pack *pack);
 void pd_pack_fini(struct pd_pack *pack);
+
+/* One segment's encoding, as packs and snapshots hold it; decode gives false where it is malformed. */
+void pd_segment_encode(const struct pd_segment *segment, struct pd_buf *buf);
+bool pd_segment_decode(struct pd_segment *segment, struct pd_reader *reader) PD_MUST_CHECK;
 
 /* Appends the pack's fixed encoding; buf->failed tells of a failed allocation. */
 void pd_pack_encode(const struct pd_pack *pack, struct pd_buf *buf);

@@ -30,6 +30,9 @@ enum pd_over_length { PD_OVER_REJECT, PD_OVER_KEEP_HEAD, PD_OVER_KEEP_TAIL, PD_O
 enum pd_on_end { PD_ON_END_CONTINUE, PD_ON_END_STOP, PD_ON_END_REPEAT };
 
 #define PD_LANES_MAX 4096
+#define PD_LANES_WEIGHTED_MAX 16
+/* pd_want.lane when every lane has ended and only the feed's end is missing. */
+#define PD_LANE_NONE UINT32_MAX
 
 /* One FIFO the refill draws from: the whole feed, a source, or a declared stream. */
 struct pd_lane_rules {
@@ -95,6 +98,7 @@ struct pd_want {
 struct pd_planner_stats {
     uint64_t packs, samples, parts; /* emitted so far */
     uint64_t truncated_samples, truncated_tokens, split_samples, skipped_samples;
+    uint64_t rejected_samples; /* over-length under `reject`, or no cut could make it fit: left out */
     uint64_t age_max_samples; /* most heads that entered the window while one sample waited in it */
     uint32_t window_samples;
     uint64_t window_tokens;
