@@ -1,0 +1,180 @@
+"""The daemon's life: start, wrong flags, a second daemon, SIGTERM in the middle of everything, restart."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import unittest
+
+import harness
+import peer
+from peer import pb
+
+FEED = {"name": "default", "seq_len": 128, "window": 32}
+
+
+def run(*arguments):
+    return subprocess.run([harness.PACKD, *arguments], capture_output=True, text=True, timeout=30)
+
+
+class LifecycleTest(unittest.TestCase):
+    def test_help_and_wrong_flags(self):
+        done = run("--help")
+        self.assertEqual(done.returncode, 0)
+        for flag in ("--config", "--listen", "--http", "--data-dir", "--check-config"):
+            self.assertIn(flag, done.stdout)
+        done = run("--no-such-flag")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no-such-flag", done.stderr)
+        self.assertEqual(run("--version").returncode, 0)
+
+    def check_config(self, text):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+            file.write(text)
+        done = run("--config", file.name, "--check-config")
+        os.unlink(file.name)
+        return done
+
+    def test_check_config(self):
+        done = self.check_config("feeds:\n  - name: a\n    seq_len: 2048\n")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2048", done.stdout)
+        again = self.check_config(done.stdout)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(again.stdout, done.stdout, "the effective configuration is a configuration")
+        for text, words in (("fedes: []\n", ("fedes", "feeds")),
+                            ("feeds:\n  - name: a\n    seq_length: 5\n", ("seq_length", "seq_len")),
+                            ("log: {max_bytes: lots}\n", ("max_bytes", "lots")),
+                            ("feeds:\n  - {name: a, seq_len: 100, seg_align: 64}\n", ("seq_len", "seg_align")),
+                            ("feeds:\n  - {name: a}\n  - {name: a}\n", ("a",)),
+                            ("feeds: [\n", ())):
+            done = self.check_config(text)
+            self.assertEqual(done.returncode, 1, text)
+            for word in words:
+                self.assertIn(word, done.stderr)
+        self.assertEqual(run("--config", "/nonexistent.yaml", "--check-config").returncode, 1)
+
+    def test_address_in_use_and_directory_in_use(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            done = run("--listen", packd.address, "--http", "127.0.0.1:0", "--data-dir", harness.scratch())
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(packd.address, done.stderr)
+            done = run("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", os.path.join(packd.directory, "data"))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(str(packd.process.pid), done.stderr)
+
+    def test_http(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            self.assertEqual(packd.http("/livez")[0], 200)
+            self.assertEqual(packd.http("/readyz")[0], 200)
+            self.assertEqual(packd.http("/nothing")[0], 404)
+            self.assertEqual(packd.http("/metrics", method="DELETE")[0], 405)
+            status, text, headers = packd.http("/metrics")
+            self.assertEqual(status, 200)
+            self.assertIn("text/plain", headers["Content-Type"])
+            self.assertIn("packd_build_info", text)
+            status, text, headers = packd.http("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+            self.assertIn("openmetrics", headers["Content-Type"])
+            self.assertTrue(text.endswith("# EOF\n"))
+
+    def test_unix_socket(self):
+        path = os.path.join(harness.scratch(), "s")
+        with harness.Daemon(feeds=[FEED], arguments=["--listen", "unix:" + path]) as packd:
+            done = subprocess.run([harness.PACKCTL, "--server", "unix:" + path, "--json", "status"], capture_output=True, text=True,
+                                  timeout=30)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout)["log_id"], packd.status()["log_id"])
+
+    def test_sigterm_in_the_middle_of_everything(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            started = threading.Barrier(5)
+            outcomes = []
+
+            def produce(name):
+                push = peer.Push(packd.address, stream=name)
+                push.welcome()
+                started.wait(30)
+                try:
+                    while True:
+                        push.block([[1] * 100] * 50)
+                        push.wait_durable(push.next_seq - 200)
+                except (peer.grpc.RpcError, StopIteration) as error:
+                    outcomes.append(error)
+                push.outgoing.put(None)
+
+            def train(rank):
+                opened = peer.open_job(packd.address, dp_size=2, dp_rank=rank, world_token="w")
+                fetch = peer.Fetch(packd.address, opened, dp_rank=rank)
+                started.wait(30)
+                try:
+                    while fetch.next():
+                        pass
+                except peer.grpc.RpcError as error:
+                    outcomes.append(error)
+                fetch.outgoing.put(None)
+
+            threads = [threading.Thread(target=produce, args=(n,)) for n in ("a", "b")]
+            threads += [threading.Thread(target=train, args=(r,)) for r in range(2)]
+            for t in threads:
+                t.start()
+            started.wait(30)
+            harness.wait_for("some batches", lambda: packd.metrics().get('packd_pack_tokens_total{feed="default",kind="real"}', 0) > 10000)
+            packd.stop(signal.SIGTERM)
+            for t in threads:
+                t.join(30)
+                self.assertFalse(t.is_alive())
+            self.assertEqual({e.code() for e in outcomes if isinstance(e, peer.grpc.RpcError)} - {peer.grpc.StatusCode.UNAVAILABLE}, set())
+
+    def test_restart_goes_on_where_it_was(self):
+        packd = harness.Daemon(feeds=[FEED])
+        packd.start()
+        push = peer.Push(packd.address, stream="a")
+        welcome = push.welcome()
+        push.block([[i % 900 + 1] * (1 + i % 128) for i in range(200)])
+        push.wait_durable(200)
+        first = peer.Fetch(packd.address, peer.open_job(packd.address))
+        before = [first.next() for _ in range(5)]
+        first.close()
+        push.close()
+        packd.kill()
+        packd.start()
+        again = peer.Push(packd.address, stream="a")
+        second = again.welcome()
+        self.assertEqual((second.log_id, second.next_seq), (welcome.log_id, 200))
+        self.assertNotEqual(second.incarnation, welcome.incarnation)
+        again.block([[7] * 30] * 20)
+        again.wait_durable(220)
+        again.end_stream()
+        again.close()
+        peer.end_feed(packd.address)
+        call = peer.Fetch(packd.address, peer.open_job(packd.address, from_start=True))
+        after = call.all()
+        for a, b in zip(before, after):
+            self.assertEqual((a.header_bytes, a.payload), (b.header_bytes, b.payload))
+        keys = [k for b in after for k, _ in b.samples()]
+        self.assertEqual(sorted(keys), [("a", i, 0) for i in range(220)])
+        packd.stop()
+
+    def test_drain(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            push = peer.Push(packd.address, stream="a")
+            push.welcome()
+            push.block([[1] * 100] * 100)
+            push.wait_durable(100)
+            fetch = peer.Fetch(packd.address, peer.open_job(packd.address))
+            self.assertIsNotNone(fetch.next())
+            packd.packctl("drain")
+            self.assertEqual(packd.http("/readyz")[0], 503)
+            self.assertEqual(packd.http("/livez")[0], 200)
+            self.assertIsNotNone(fetch.next(), "running fetches go on")
+            refused = peer.Push(packd.address, stream="b").fails()
+            self.assertEqual(refused.code(), peer.grpc.StatusCode.UNAVAILABLE)
+            self.assertEqual(peer.error_detail(refused).reason, "DRAINING")
+            fetch.close()
+            push.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
