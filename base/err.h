@@ -10,6 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* name, value, what it means, the gRPC status it becomes on the wire */
 #define PD_ERRORS(X)                                                              \
     X(PD_EINVAL, -1, "invalid argument", INVALID_ARGUMENT)                        \
@@ -68,5 +72,9 @@ int pd_error_set(struct pd_error *error, int code, const char *reason, const cha
  * NULL is allowed (returns code). */
 int pd_error_prefix(struct pd_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
