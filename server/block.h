@@ -18,6 +18,8 @@
 
 #define PD_PIECE_BYTES_MAX (1u << 20)
 #define PD_BLOCK_SAMPLES_MAX (1u << 16)
+/* An encoded head is one log record: a block whose head would be larger is refused (HEAD_TOO_LARGE). */
+#define PD_BLOCK_HEAD_BYTES_MAX (1u << 20)
 
 /* The columnar head. Arrays have `count` entries unless said otherwise; NULL = the default for every sample. All owned by the head (decode and the
  * door allocate them in one arena). Body layout: tokens of all samples in order (int32), then labels (int32) where has_labels.
@@ -60,10 +62,17 @@ struct pd_block {
     void *owner;
 };
 
+/* Whether the head says nothing impossible: counts, lengths, runs and spans inside their samples, finite weights, a body that holds the
+ * columns. PD_EINVAL BAD_BLOCK names what is wrong. decode applies the same rules. */
+int pd_block_head_check(const struct pd_block_head *head, struct pd_error *error) PD_MUST_CHECK;
+/* Bytes that encode would append. */
+size_t pd_block_head_size(const struct pd_block_head *head);
 /* The head's fixed, versioned encoding with a digest of its own; position is not part of it (it is the key). */
 void pd_block_head_encode(const struct pd_block_head *head, struct pd_buf *buf);
 /* PD_ECORRUPT where the bytes are not what encode wrote (digest, counts, bounds: nothing is trusted), PD_ENOMEM. */
 int pd_block_head_decode(struct pd_block_head *head, const void *data, size_t size) PD_MUST_CHECK;
+/* The same without copying: the arrays point into `data`, which must outlive the head, where that is aligned to 8 bytes. */
+int pd_block_head_map(struct pd_block_head *head, const void *data, size_t size) PD_MUST_CHECK;
 void pd_block_head_fini(struct pd_block_head *head);
 
 /* Entry `index` as the planner sees it; pointers into the head. */

@@ -1,0 +1,91 @@
+/* What the three parts of the log share: log.c (life), log_writer.c and log_reader.c. Nobody else
+ * includes this.
+ *
+ * Keys (big-endian): records (position), heads (feed, lane, position), bodies (position, piece),
+ * plans (feed, pack), rows (a, b), snapshots (feed, position, piece), meta (text). Every value but
+ * a body piece is sealed: an XXH3-64 over table, key and content stands behind it. */
+#ifndef PD_SERVER_LOG_INTERNAL_H
+#define PD_SERVER_LOG_INTERNAL_H
+
+#include "server/log_writer.h"
+
+#include <lmdb.h>
+#include <stdatomic.h>
+
+#define PD_LOG_MAGIC 0x70644c4fu
+#define PD_LOG_FORMAT 1u
+/* With LMDB's page header a piece fills its pages exactly. */
+#define PD_LOG_PIECE_BYTES (PD_PIECE_BYTES_MAX - 16u)
+#define PD_LOG_SEAL_BYTES 8u
+#define PD_LOG_KEY_MAX 16
+
+enum pd_log_db {
+    PD_DB_RECORDS,
+    PD_DB_HEADS,
+    PD_DB_BODIES,
+    PD_DB_PLANS,
+    PD_DB_STREAMS,
+    PD_DB_SOURCES,
+    PD_DB_FEEDS,
+    PD_DB_JOBS,
+    PD_DB_SNAPSHOTS,
+    PD_DB_META,
+    PD_DB_COUNT
+};
+extern const char *const pd_log_db_names[PD_DB_COUNT];
+
+struct pd_log {
+    uint32_t magic;
+    char *path;
+    uint64_t max_bytes;
+    enum pd_durability durability;
+    int lock_fd;
+    MDB_env *env;
+    MDB_dbi dbs[PD_DB_COUNT];
+    unsigned page_bytes;
+    char id[33];
+    uint64_t incarnation;
+    _Atomic uint64_t used_bytes;
+    _Atomic uint32_t feed_numbers[PD_LOG_FEEDS_MAX]; /* number + 1; 0 = the index itself */
+    /* the writer's transaction */
+    MDB_txn *txn;
+    uint64_t next_position, committed_position;
+    uint64_t written_bytes;
+    struct pd_buf scratch;
+};
+
+struct pd_log_key {
+    uint8_t bytes[PD_LOG_KEY_MAX];
+    size_t size_bytes;
+};
+
+struct pd_log_key pd_log_key_position(uint64_t position);
+struct pd_log_key pd_log_key_head(uint32_t feed, uint32_t lane, uint64_t position);
+struct pd_log_key pd_log_key_piece(uint64_t position, uint32_t piece);
+struct pd_log_key pd_log_key_plan(uint32_t feed, uint64_t pack);
+struct pd_log_key pd_log_key_row(uint32_t a, uint32_t b);
+struct pd_log_key pd_log_key_snapshot(uint32_t feed, uint64_t position, uint32_t piece);
+struct pd_log_key pd_log_key_text(const char *text);
+uint32_t pd_log_key_u32(const MDB_val *key, size_t offset);
+uint64_t pd_log_key_u64(const MDB_val *key, size_t offset);
+
+uint64_t pd_log_seal(enum pd_log_db db, const MDB_val *key, const void *data, size_t size);
+/* Checks the seal of a stored value and sets *content to what it covers. PD_ECORRUPT names table
+ * and key. */
+int pd_log_unseal(enum pd_log_db db, const MDB_val *key, const MDB_val *value,
+                  struct pd_reader *content, struct pd_error *error) PD_MUST_CHECK;
+/* mdb_get and unseal. PD_ENOTFOUND (no text), PD_ECORRUPT; what LMDB itself finds broken ends the
+ * process. */
+int pd_log_get_sealed(struct pd_log *log, MDB_txn *txn, enum pd_log_db db, struct pd_log_key key,
+                      struct pd_reader *content, struct pd_error *error) PD_MUST_CHECK;
+int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key key,
+                      const void *data, size_t size, unsigned flags,
+                      struct pd_error *error) PD_MUST_CHECK;
+
+/* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
+int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
+_Noreturn void pd_log_die(const struct pd_log *log, const char *what, const char *why);
+uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
+uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);
+
+#endif

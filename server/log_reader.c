@@ -1,0 +1,430 @@
+/* The log's reading side: plans, heads and bodies for those who build batches or explain them.
+ *
+ * Place: assemble and rpc threads, each with a reader of its own; a reader's transaction lasts as
+ * long as one batch. Heads are read in place from the map (LMDB keeps a transaction's pages as they
+ * are), so a reader holds little memory. Invariant: bytes leave through pd_log_bodies only after
+ * the digest taken at the door has been found again. It never writes. */
+#include "server/log_internal.h"
+
+#include "base/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+struct cached_head {
+    uint64_t block;
+    struct pd_block_head *head; /* NULL: the place is free */
+};
+
+struct pd_log_reader {
+    struct pd_log *log;
+    MDB_txn *txn;
+    bool active;
+    struct cached_head *heads; /* open addressing, capacity a power of two */
+    uint32_t head_count, head_capacity;
+    /* of pd_log_bodies */
+    uint32_t bodies_feed;
+    struct pd_error *bodies_error;
+};
+
+int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **out, struct pd_error *error)
+{
+    struct pd_log_reader *reader = calloc(1, sizeof *reader);
+    if (!reader)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory making a reader");
+    reader->log = log;
+    int rc = mdb_txn_begin(log->env, NULL, MDB_RDONLY, &reader->txn);
+    if (rc) {
+        free(reader);
+        return pd_log_failed(log, rc, "reader", error);
+    }
+    mdb_txn_reset(reader->txn);
+    *out = reader;
+    return 0;
+}
+
+void pd_log_reader_free(struct pd_log_reader *reader)
+{
+    if (!reader)
+        return;
+    pd_log_reader_end(reader);
+    mdb_txn_abort(reader->txn);
+    free(reader->heads);
+    free(reader);
+}
+
+int pd_log_reader_begin(struct pd_log_reader *reader)
+{
+    PD_CHECK(!reader->active);
+    int rc = mdb_txn_renew(reader->txn);
+    if (rc)
+        return pd_log_failed(reader->log, rc, "renew", NULL);
+    reader->active = true;
+    return 0;
+}
+
+void pd_log_reader_end(struct pd_log_reader *reader)
+{
+    if (!reader->active)
+        return;
+    for (uint32_t i = 0; i < reader->head_capacity; i++) {
+        if (!reader->heads[i].head)
+            continue;
+        pd_block_head_fini(reader->heads[i].head);
+        free(reader->heads[i].head);
+        reader->heads[i].head = NULL;
+    }
+    reader->head_count = 0;
+    mdb_txn_reset(reader->txn);
+    reader->active = false;
+}
+
+/* ---- plans and names ---- */
+
+static int read_plan(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                     struct pd_plan_facts *facts, struct pd_reader *content)
+{
+    PD_CHECK(reader->active);
+    struct pd_log_key key = pd_log_key_plan(pd_log_feed_number(reader->log, feed), number);
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_PLANS, key, content, NULL);
+    if (rc)
+        return rc;
+    facts->plan_digest = pd_reader_u64(content);
+    facts->config_digest = pd_reader_u64(content);
+    facts->planner_version = pd_reader_u32(content);
+    return content->failed ? PD_ECORRUPT : 0;
+}
+
+int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                     struct pd_pack *pack)
+{
+    struct pd_plan_facts facts;
+    struct pd_reader content;
+    pd_pack_clear(pack);
+    int rc = read_plan(reader, feed, number, &facts, &content);
+    if (!rc)
+        rc = pd_pack_decode(pack, content.at, pd_reader_left(&content));
+    if (!rc && pack->number != number)
+        rc = PD_ECORRUPT;
+    return rc;
+}
+
+int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                           struct pd_plan_facts *facts)
+{
+    struct pd_reader content;
+    return read_plan(reader, feed, number, facts, &content);
+}
+
+/* Rows of streams and sources begin with the name. */
+static int read_name(struct pd_log_reader *reader, enum pd_log_db db, struct pd_log_key key,
+                     char name[PD_NAME_MAX + 1])
+{
+    PD_CHECK(reader->active);
+    struct pd_reader content;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, db, key, &content, NULL);
+    if (rc)
+        return rc;
+    size_t size;
+    const char *text = pd_reader_string(&content, &size);
+    if (!text || size > PD_NAME_MAX)
+        return PD_ECORRUPT;
+    memcpy(name, text, size);
+    name[size] = 0;
+    return 0;
+}
+
+int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_t stream,
+                            char name[PD_NAME_MAX + 1])
+{
+    (void)feed; /* stream numbers are the log's */
+    return read_name(reader, PD_DB_STREAMS, pd_log_key_row(stream, 0), name);
+}
+
+int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
+                            char name[PD_NAME_MAX + 1])
+{
+    name[0] = 0;
+    if (source == 0)
+        return 0;
+    return read_name(reader, PD_DB_SOURCES,
+                     pd_log_key_row(pd_log_feed_number(reader->log, feed), source), name);
+}
+
+/* ---- heads ---- */
+
+static uint32_t slot_of(uint64_t block, uint32_t capacity)
+{
+    return (uint32_t)(block * 0x9e3779b97f4a7c15ull >> 32) & (capacity - 1);
+}
+
+static struct cached_head *find_slot(struct cached_head *heads, uint32_t capacity, uint64_t block)
+{
+    uint32_t at = slot_of(block, capacity);
+    while (heads[at].head && heads[at].block != block)
+        at = (at + 1) & (capacity - 1);
+    return &heads[at];
+}
+
+static int grow_cache(struct pd_log_reader *reader)
+{
+    if (reader->head_count * 2 < reader->head_capacity)
+        return 0;
+    uint32_t capacity = reader->head_capacity ? reader->head_capacity * 2 : 64;
+    struct cached_head *heads = calloc(capacity, sizeof *heads);
+    if (!heads)
+        return PD_ENOMEM;
+    for (uint32_t i = 0; i < reader->head_capacity; i++)
+        if (reader->heads[i].head)
+            *find_slot(heads, capacity, reader->heads[i].block) = reader->heads[i];
+    free(reader->heads);
+    reader->heads = heads;
+    reader->head_capacity = capacity;
+    return 0;
+}
+
+/* The record of a block says in which lane its head lies. */
+static int read_lane(struct pd_log_reader *reader, uint32_t number, uint64_t block, uint32_t *lane)
+{
+    struct pd_reader content;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_RECORDS, pd_log_key_position(block),
+                               &content, NULL);
+    if (rc)
+        return rc;
+    uint32_t type = pd_reader_u32(&content), feed = pd_reader_u32(&content);
+    *lane = pd_reader_u32(&content);
+    if (content.failed || type != PD_RECORD_BLOCK)
+        return PD_ECORRUPT;
+    return feed == number ? 0 : PD_ENOTFOUND;
+}
+
+static int map_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,
+                    struct pd_block_head *head)
+{
+    uint32_t number = pd_log_feed_number(reader->log, feed), lane;
+    int rc = read_lane(reader, number, block, &lane);
+    struct pd_reader content;
+    if (!rc)
+        rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_HEADS,
+                               pd_log_key_head(number, lane, block), &content, NULL);
+    if (!rc)
+        rc = pd_block_head_map(head, content.at, pd_reader_left(&content));
+    if (!rc)
+        head->position = block;
+    return rc;
+}
+
+int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,
+                     const struct pd_block_head **out)
+{
+    PD_CHECK(reader->active);
+    int rc = grow_cache(reader);
+    if (rc)
+        return rc;
+    struct cached_head *slot = find_slot(reader->heads, reader->head_capacity, block);
+    if (!slot->head) {
+        struct pd_block_head *head = calloc(1, sizeof *head);
+        if (!head)
+            return PD_ENOMEM;
+        rc = map_head(reader, feed, block, head);
+        if (rc) {
+            free(head);
+            return rc;
+        }
+        *slot = (struct cached_head){.block = block, .head = head};
+        reader->head_count++;
+    }
+    *out = slot->head;
+    return 0;
+}
+
+/* ---- bodies ---- */
+
+/* The stored bytes at `offset` in place, as far as one piece goes. */
+static int body_at(struct pd_log_reader *reader, uint64_t block, uint64_t offset,
+                   const uint8_t **data, size_t *size)
+{
+    uint64_t piece = offset / PD_LOG_PIECE_BYTES;
+    size_t within = (size_t)(offset % PD_LOG_PIECE_BYTES);
+    if (piece > UINT32_MAX)
+        return PD_ECORRUPT;
+    struct pd_log_key key = pd_log_key_piece(block, (uint32_t)piece);
+    MDB_val k = {key.size_bytes, key.bytes}, value;
+    int rc = mdb_get(reader->txn, reader->log->dbs[PD_DB_BODIES], &k, &value);
+    if (rc == MDB_NOTFOUND ||
+        (rc == 0 && (value.mv_size <= within || value.mv_size > PD_LOG_PIECE_BYTES)))
+        return PD_ECORRUPT;
+    if (rc)
+        return pd_log_failed(reader->log, rc, "body", NULL);
+    *data = (const uint8_t *)value.mv_data + within;
+    *size = value.mv_size - within;
+    return 0;
+}
+
+/* Walks `size` body bytes: copies them to dst where that is given, feeds them to the hash where
+ * that is. */
+static int walk_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
+                     uint8_t *dst, XXH3_state_t *hash)
+{
+    while (size > 0) {
+        const uint8_t *data = NULL;
+        size_t part = 0;
+        int rc = body_at(reader, block, offset, &data, &part);
+        if (rc)
+            return rc;
+        if (part > size)
+            part = (size_t)size;
+        if (dst) {
+            memcpy(dst, data, part);
+            dst += part;
+        }
+        if (hash)
+            XXH3_64bits_update(hash, data, part);
+        offset += part;
+        size -= part;
+    }
+    return 0;
+}
+
+int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, size_t size,
+                     void *dst)
+{
+    PD_CHECK(reader->active);
+    return walk_body(reader, block, offset, size, dst, NULL);
+}
+
+/* A segment's bytes in one column of the body. */
+struct column_slice {
+    uint64_t block;
+    uint64_t sample_offset, sample_bytes; /* the whole sample */
+    uint64_t offset, bytes;               /* the part wanted, counted from the sample's start */
+    uint64_t digest;                      /* of the whole sample */
+};
+
+static int digest_sample(struct pd_log_reader *reader, const struct column_slice *slice,
+                         const void *dst, uint64_t *digest)
+{
+    if (slice->offset == 0 && slice->bytes == slice->sample_bytes) {
+        *digest = XXH3_64bits(dst, slice->bytes);
+        return 0;
+    }
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash)
+        return PD_ENOMEM;
+    XXH3_64bits_reset(hash);
+    int rc = walk_body(reader, slice->block, slice->sample_offset, slice->sample_bytes, NULL, hash);
+    *digest = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return rc;
+}
+
+static int damaged(struct pd_log_reader *reader, const struct pd_segment *segment, const char *what)
+{
+    char stream[PD_NAME_MAX + 1] = "?";
+    if (pd_log_read_stream_name(reader, reader->bodies_feed, segment->stream, stream) != 0)
+        memcpy(stream, "?", 2);
+    return pd_error_set(reader->bodies_error, PD_ECORRUPT, "SAMPLE_DAMAGED",
+                        "sample %llu of stream '%s' (block %llu, entry %u): %s",
+                        (unsigned long long)segment->seq, stream,
+                        (unsigned long long)segment->block, segment->index, what);
+}
+
+static int copy_slice(struct pd_log_reader *reader, const struct pd_segment *segment,
+                      const struct column_slice *slice, void *dst, const char *column)
+{
+    uint64_t digest = 0;
+    int rc = walk_body(reader, slice->block, slice->sample_offset + slice->offset, slice->bytes,
+                       dst, NULL);
+    if (!rc)
+        rc = digest_sample(reader, slice, dst, &digest);
+    if (rc == PD_ECORRUPT || (!rc && digest != slice->digest)) {
+        char text[96];
+        snprintf(text, sizeof text, "its stored %s %s", column,
+                 rc ? "are incomplete" : "no longer have the digest taken when they were pushed");
+        return damaged(reader, segment, text);
+    }
+    return rc;
+}
+
+/* The head of the segment's block, once it is certain that the segment lies in it. */
+static int segment_head(struct pd_log_reader *reader, const struct pd_segment *segment,
+                        const struct pd_block_head **out)
+{
+    const struct pd_block_head *head;
+    int rc = pd_log_read_head(reader, reader->bodies_feed, segment->block, &head);
+    if (rc == PD_ENOTFOUND || rc == PD_ECORRUPT)
+        return damaged(reader, segment,
+                       rc == PD_ENOTFOUND ? "its block is not in the log"
+                                          : "the head of its block is damaged");
+    if (rc)
+        return rc;
+    if (segment->index >= head->count || head->stream != segment->stream ||
+        head->first_seq + segment->index != segment->seq ||
+        head->lengths[segment->index] != segment->sample_tokens ||
+        segment->offset_tokens > segment->sample_tokens ||
+        segment->length_tokens > segment->sample_tokens - segment->offset_tokens)
+        return damaged(reader, segment, "the plan does not agree with the head of its block");
+    *out = head;
+    return 0;
+}
+
+static struct column_slice slice_of(const struct pd_block_head *head,
+                                    const struct pd_segment *segment)
+{
+    return (struct column_slice){.block = segment->block,
+                                 .sample_offset = head->token_offsets[segment->index] * 4,
+                                 .sample_bytes = (uint64_t)segment->sample_tokens * 4,
+                                 .offset = (uint64_t)segment->offset_tokens * 4,
+                                 .bytes = (uint64_t)segment->length_tokens * 4};
+}
+
+static int bodies_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst)
+{
+    struct pd_log_reader *reader = ctx;
+    const struct pd_block_head *head;
+    int rc = segment_head(reader, segment, &head);
+    if (rc)
+        return rc;
+    struct column_slice slice = slice_of(head, segment);
+    slice.digest = head->token_digests[segment->index];
+    return copy_slice(reader, segment, &slice, dst, "tokens");
+}
+
+static int bodies_labels(void *ctx, const struct pd_segment *segment, int32_t *dst, bool *has)
+{
+    struct pd_log_reader *reader = ctx;
+    const struct pd_block_head *head;
+    int rc = segment_head(reader, segment, &head);
+    if (rc)
+        return rc;
+    *has = head->has_labels;
+    if (!head->has_labels)
+        return 0;
+    struct column_slice slice = slice_of(head, segment);
+    slice.sample_offset += head->token_offsets[head->count] * 4;
+    slice.digest = head->label_digests[segment->index];
+    return copy_slice(reader, segment, &slice, dst, "labels");
+}
+
+static int bodies_loss(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs)
+{
+    struct pd_log_reader *reader = ctx;
+    const struct pd_block_head *head;
+    int rc = segment_head(reader, segment, &head);
+    if (rc)
+        return rc;
+    struct pd_head sample;
+    pd_block_head_sample(head, segment->index, &sample);
+    *runs = sample.loss;
+    return 0;
+}
+
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
+                   struct pd_error *error)
+{
+    reader->bodies_feed = feed;
+    reader->bodies_error = error;
+    *bodies = (struct pd_bodies){
+        .ctx = reader, .tokens = bodies_tokens, .labels = bodies_labels, .loss = bodies_loss};
+}

@@ -1,0 +1,110 @@
+/* The log's writing side: one transaction at a time, for the sequencer's thread alone (and the
+ * start-up code, which runs before it).
+ *
+ *   begin ── append_block, append_record, put_pack, put_row, put_snapshot ... ──> commit | abort
+ *
+ * Every function returns 0 or: PD_EFULL LOG_FULL (no space: abort the transaction), PD_ENOMEM
+ * (likewise), PD_ECORRUPT (a value's digest is not its own; the text names table and key). Damaged
+ * LMDB pages and failing system calls do not come back: they end the process with one line that
+ * names the log and the reason. Feeds are numbers of the log here, not indexes of the
+ * configuration. */
+#ifndef PD_SERVER_LOG_WRITER_H
+#define PD_SERVER_LOG_WRITER_H
+
+#include "base/bytes.h"
+#include "server/log.h"
+
+/* What a record says. Values are stored: never renumber. */
+enum pd_record_type {
+    PD_RECORD_FEED = 1,   /* a feed's configuration */
+    PD_RECORD_STREAM = 2, /* a stream was opened for the first time */
+    PD_RECORD_BLOCK =
+        3, /* lane, stream, first seq, count: the head lies under (feed, lane, position) */
+    PD_RECORD_END_STREAM = 4,
+    PD_RECORD_END_LANE = 5,
+    PD_RECORD_END_FEED = 6,
+    PD_RECORD_FLUSH = 7,
+    PD_RECORD_HORIZON =
+        8, /* packs planned so far and their digest: the same transaction holds the plans */
+    PD_RECORD_OPEN_JOB = 9, /* a job was made, or its generation rose */
+    PD_RECORD_COMMIT = 10,
+    PD_RECORD_SKIP_STEPS = 11,
+    PD_RECORD_DELETE_JOB = 12,
+};
+
+struct pd_record {
+    uint64_t position;
+    enum pd_record_type type;
+    uint32_t feed;
+    const uint8_t *body; /* borrowed for the call */
+    size_t size_bytes;
+};
+
+/* Rows keyed by two numbers. */
+enum pd_table { PD_TABLE_STREAMS, PD_TABLE_SOURCES, PD_TABLE_FEEDS, PD_TABLE_JOBS };
+
+int pd_log_begin(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
+/* Durable (or, with PD_DURABILITY_PROCESS, in the system's hands) when it returns 0; else the
+ * transaction is undone. */
+int pd_log_commit(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
+void pd_log_abort(struct pd_log *log);
+/* Payload bytes written since begin; 0 = nothing was written. */
+uint64_t pd_log_written_bytes(const struct pd_log *log);
+/* Bytes in used pages with what this transaction has written. */
+uint64_t pd_log_used_now_bytes(struct pd_log *log);
+/* The position the next record or block gets. */
+uint64_t pd_log_next_position(const struct pd_log *log);
+/* Frees reader slots of processes that died. */
+void pd_log_check_readers(struct pd_log *log);
+
+/* Pages, in bytes, that append_block would use at most. */
+uint64_t pd_log_block_bytes(const struct pd_block *block);
+/* Writes body, head and record; sets head.position. head.feed must be the log's number. */
+int pd_log_append_block(struct pd_log *log, struct pd_block *block,
+                        struct pd_error *error) PD_MUST_CHECK;
+int pd_log_append_record(struct pd_log *log, enum pd_record_type type, uint32_t feed,
+                         const struct pd_buf *body, struct pd_error *error) PD_MUST_CHECK;
+/* Calls `each` for the records at `from` and behind it, in order, until it returns other than 0,
+ * which is passed on. It must not write. */
+int pd_log_scan_records(struct pd_log *log, uint64_t from,
+                        int (*each)(void *ctx, const struct pd_record *record), void *ctx,
+                        struct pd_error *error) PD_MUST_CHECK;
+
+/* The chain over plans: digest of packs 0 .. k from that of 0 .. k-1 (0 before the first) and pack
+ * k's encoding. */
+uint64_t pd_plan_digest_next(uint64_t digest, const void *encoded_pack, size_t size);
+int pd_log_put_pack(struct pd_log *log, uint32_t feed, uint64_t number,
+                    const struct pd_plan_facts *facts, const struct pd_buf *encoded_pack,
+                    struct pd_error *error) PD_MUST_CHECK;
+
+int pd_log_put_row(struct pd_log *log, enum pd_table table, uint32_t a, uint32_t b,
+                   const struct pd_buf *row, struct pd_error *error) PD_MUST_CHECK;
+int pd_log_delete_row(struct pd_log *log, enum pd_table table, uint32_t a, uint32_t b,
+                      struct pd_error *error) PD_MUST_CHECK;
+int pd_log_scan_rows(struct pd_log *log, enum pd_table table,
+                     int (*each)(void *ctx, uint32_t a, uint32_t b, struct pd_reader row),
+                     void *ctx, struct pd_error *error) PD_MUST_CHECK;
+
+/* A snapshot of a feed's planner: every record below `position` is in it. */
+int pd_log_put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position,
+                        const struct pd_buf *data, struct pd_error *error) PD_MUST_CHECK;
+/* The newest snapshot below `before`, appended to *data. PD_ENOTFOUND: none. PD_ECORRUPT: it is
+ * damaged, *position is set (an older one may do). */
+int pd_log_get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint64_t *position,
+                        struct pd_buf *data, struct pd_error *error) PD_MUST_CHECK;
+/* Deletes all but the newest `keep`. */
+int pd_log_drop_snapshots(struct pd_log *log, uint32_t feed, uint32_t keep,
+                          struct pd_error *error) PD_MUST_CHECK;
+
+/* The first block of a lane at or behind `from` and below `limit`, decoded (fini it). PD_ENOTFOUND:
+ * none. PD_ECORRUPT names it. */
+int pd_log_next_head(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t from,
+                     uint64_t limit, struct pd_block_head *head,
+                     struct pd_error *error) PD_MUST_CHECK;
+
+/* Which number the configuration's feed `index` has in the log: reading functions translate. Before
+ * readers run. */
+#define PD_LOG_FEEDS_MAX 256
+void pd_log_set_feed_number(struct pd_log *log, uint32_t index, uint32_t number);
+
+#endif
