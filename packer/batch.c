@@ -1,7 +1,7 @@
 /* The array table of a batch: names, sizes, places in the payload, digests.
  *
- * Used by the layout, which makes the table, and by everyone who reads it (check, wire, files, client).
- * Any thread; a batch belongs to whoever holds it.
+ * Used by the layout, which makes the table, and by everyone who reads it (check, wire, files,
+ * client). Any thread; a batch belongs to whoever holds it.
  *
  * Invariant: arrays lie in table order, each at the first multiple of PD_ARRAY_ALIGN behind the one
  * before, so the table follows from names, dtypes and shapes alone. It knows nothing of what the
@@ -73,7 +73,8 @@ int pd_batch_array_add(struct pd_batch *batch, const char *name, enum pd_dtype d
                        const uint64_t *shape)
 {
     size_t name_bytes = strnlen(name, PD_ARRAY_NAME_MAX + 1);
-    if (name_bytes == 0 || name_bytes > PD_ARRAY_NAME_MAX || rank > PD_COUNT_OF(batch->arrays->shape))
+    if (name_bytes == 0 || name_bytes > PD_ARRAY_NAME_MAX ||
+        rank > PD_COUNT_OF(batch->arrays->shape))
         return PD_EINVAL;
     if (pd_dtype_size_bytes(dtype) == 0 || pd_batch_find(batch, name))
         return PD_EINVAL;
@@ -86,8 +87,7 @@ int pd_batch_array_add(struct pd_batch *batch, const char *name, enum pd_dtype d
     uint64_t end;
     if (!shape_bytes(dtype, rank, shape, &array.size_bytes) ||
         !align_up(batch->payload_bytes, &array.offset_bytes) ||
-        __builtin_add_overflow(array.offset_bytes, array.size_bytes, &end) ||
-        !align_up(end, &end))
+        __builtin_add_overflow(array.offset_bytes, array.size_bytes, &end) || !align_up(end, &end))
         return PD_ELIMIT;
     batch->arrays[batch->array_count++] = array;
     batch->payload_bytes = end;

@@ -8,8 +8,7 @@
  * Written from the contract alone: it shares no code with the layout, not even the array table, so
  * that a mistake in one is found by the other.
  *
- *   table ─> boundaries ─> lengths ─> sample index ─> plan's shape ─> contents ─> pair ─> totals ─>
- * digests
+ *   table > boundaries > lengths > sample index > plan > contents > pair > width > totals > digests
  *
  * Invariant: a stage may rely on what the stages before it have proved, on nothing else. After the
  * table, every array has its full length inside the payload; after the boundaries, every slot lies
@@ -314,37 +313,6 @@ static int check_lengths(struct scan *scan)
     return 0;
 }
 
-/* Whether the width is one the rules allow for rows whose widest uses `widest` positions. */
-static bool width_allowed(const struct pd_layout_rules *rules, uint32_t width, uint32_t widest)
-{
-    if (rules->width == PD_WIDTH_FIXED)
-        return width == rules->seq_len;
-    if (width < widest || width > rules->seq_len || width % rules->total_align != 0)
-        return false;
-    /* With width: step the widest row may be in another batch, so the width need not be the least.
-     */
-    uint32_t least = rules->width == PD_WIDTH_STEP ? width : widest > 0 ? widest : 1;
-    if (rules->width_count == 0)
-        return width - least < rules->total_align;
-    uint32_t below = 0;
-    for (uint32_t i = 0;
-         i < rules->width_count && i < sizeof rules->widths / sizeof rules->widths[0]; i++) {
-        if (rules->widths[i] >= width)
-            return rules->widths[i] == width && least > below;
-        below = rules->widths[i];
-    }
-    return width == rules->seq_len && least > below;
-}
-
-static int check_width(struct scan *scan)
-{
-    if (width_allowed(scan->rules, scan->batch->width, scan->seen.widest_slots))
-        return 0;
-    return report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
-                  "the width is %u, not one the rules allow for rows of %u positions",
-                  scan->batch->width, scan->seen.widest_slots);
-}
-
 static int check_sample_index(struct scan *scan)
 {
     int32_t next = 0;
@@ -385,7 +353,7 @@ static int check_plan_row(struct scan *scan, uint32_t row, uint32_t *s)
             return report_segment(scan, PD_CHECK_PLAN, *s, segment->slot_tokens,
                                   scan->cu[*s + 1] - scan->cu[*s], "the slot");
         scan->seen.samples += segment->part == 0;
-        scan->seen.overlap_tokens += segment->part > 0;
+        scan->seen.overlap_tokens += segment->overlap_tokens;
         scan->seen.patches += segment->patches;
     }
     if (i != planned)
@@ -564,6 +532,10 @@ static int check_real(struct scan *scan, const struct pd_segment *planned, uint3
     if (rc == 0)
         rc = check_run(scan, PD_CHECK_SEGMENT_IDS, "segment_ids", scan->segment_ids, at, length, id,
                        false);
+    /* Where the gap starts is settled before labels are read by it. */
+    if (rc == 0)
+        rc = check_run(scan, PD_CHECK_SEGMENT_IDS, "segment_ids", scan->segment_ids, at + length,
+                       slot - length, 0, false);
     if (rc == 0)
         rc = check_loss(scan, planned, at, length);
     if (rc == 0)
@@ -648,6 +620,37 @@ static int check_pair(struct scan *scan)
 /* ---- totals and digests
  * --------------------------------------------------------------------------- */
 
+/* Whether the width is one the rules allow for rows whose widest uses `widest` positions. */
+static bool width_allowed(const struct pd_layout_rules *rules, uint32_t width, uint32_t widest)
+{
+    if (width < widest || width > rules->seq_len || width % rules->total_align != 0)
+        return false;
+    if (rules->width == PD_WIDTH_FIXED)
+        return width == rules->seq_len;
+    /* With width: step the widest row may be in another batch, so the width need not be the least.
+     */
+    uint32_t least = rules->width == PD_WIDTH_STEP ? width : widest > 0 ? widest : 1;
+    if (rules->width_count == 0)
+        return width - least < rules->total_align;
+    uint32_t below = 0;
+    for (uint32_t i = 0;
+         i < rules->width_count && i < sizeof rules->widths / sizeof rules->widths[0]; i++) {
+        if (rules->widths[i] >= width)
+            return rules->widths[i] == width && least > below;
+        below = rules->widths[i];
+    }
+    return width == rules->seq_len && least > below;
+}
+
+static int check_width(struct scan *scan)
+{
+    if (width_allowed(scan->rules, scan->batch->width, scan->seen.widest_slots))
+        return 0;
+    return report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
+                  "the width is %u, not one the rules allow for rows of %u positions",
+                  scan->batch->width, scan->seen.widest_slots);
+}
+
 static int check_totals(struct scan *scan)
 {
     const struct pd_batch *b = scan->batch;
@@ -705,8 +708,8 @@ int pd_check_batch(const struct pd_layout_rules *rules, const struct pd_batch *b
                    struct pd_check_finding *finding)
 {
     static int (*const stages[])(struct scan *) = {
-        check_boundaries, check_lengths,  check_width, check_sample_index,
-        check_plan,       check_contents, check_pair,  check_totals,
+        check_boundaries, check_lengths, check_sample_index, check_plan,
+        check_contents,   check_pair,    check_width,        check_totals,
     };
     struct scan scan = {.rules = rules, .batch = batch, .rows = rows, .finding = finding};
     int rc = check_header(&scan, payload);
