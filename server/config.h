@@ -12,9 +12,15 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#define PD_LISTEN_MAX 16
+#define PD_FEEDS_MAX 64
+#define PD_SOURCES_MAX 16 /* of a feed: as many lanes as pd_rules holds */
+#define PD_JOBS_MAX 1024  /* of a feed */
+
 enum pd_durability { PD_DURABILITY_PROCESS, PD_DURABILITY_FSYNC };
 enum pd_last_step { PD_LAST_STEP_PAD, PD_LAST_STEP_DROP };
 enum pd_on_violation { PD_ON_VIOLATION_STOP, PD_ON_VIOLATION_SKIP_STEP };
+enum pd_balance { PD_BALANCE_OFF, PD_BALANCE_COST };
 
 struct pd_job_config {
     char name[PD_NAME_MAX + 1];
@@ -25,7 +31,7 @@ struct pd_job_config {
 
 struct pd_source_config {
     char name[PD_NAME_MAX + 1];
-    struct pd_lane_rules lane;
+    struct pd_lane_rules lane; /* as configured: passes_max 0 = no limit */
 };
 
 struct pd_feed_config {
@@ -46,6 +52,9 @@ struct pd_feed_config {
     uint32_t vocab_size;       /* 0 = not checked */
     uint32_t epochs;
     bool check_shifted_labels; /* refuse labels that look shifted */
+    enum pd_balance balance;
+    uint64_t balance_bytes;
+    uint32_t drop_views_count; /* sources named under drop_views */
 };
 
 struct pd_config {
@@ -73,24 +82,32 @@ struct pd_config {
     uint32_t feed_count;          /* >= 1 */
 };
 
-/* The defaults: one feed "default", seq_len 4096, window 1024. PD_ENOMEM. */
+/* The defaults: one feed "default", seq_len 4096, window 1024. PD_ENOMEM; *config then needs no fini. */
 int pd_config_default(struct pd_config *config) PD_MUST_CHECK;
-/* Replaces *config by the file's content over the defaults. PD_EINVAL: the text names file, line or key path, what was found and what was
- * expected (an unknown key, a wrong unit, a rule that contradicts another); PD_EIO: the file cannot be read. */
+/* Replaces *config by the file's content over the defaults; on failure *config stays as it was. PD_EINVAL: the text names file, line, key path, what
+ * was found and what was expected (an unknown key, a wrong unit, a list where one value belongs); PD_EIO: the file cannot be read; PD_ENOMEM. */
 int pd_config_load(struct pd_config *config, const char *path, struct pd_error *error) PD_MUST_CHECK;
+/* The same from memory; `name` is what error texts call it. */
 int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, const char *name,
                     struct pd_error *error) PD_MUST_CHECK;
-/* Applies PACKD_LISTEN, PACKD_HTTP, PACKD_DATA_DIR and the like from the environment. PD_EINVAL names the variable. */
+/* Applies PACKD_DATA_DIR and PACKD_<KEY PATH> (PACKD_LISTEN, PACKD_LOG_MAX_BYTES, ...) from the environment to the keys outside `feeds`. PD_EINVAL
+ * names the variable: a value that cannot be, or a name that nearly is one of them. Other PACKD_* variables are left alone. PD_ENOMEM. */
 int pd_config_environment(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+/* Replaces all addresses. PD_ENOMEM; PD_EINVAL: none, or more than PD_LISTEN_MAX. */
 int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint32_t count) PD_MUST_CHECK;
 int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
-/* Every rule across keys; called last. PD_EINVAL names the keys and both values; PD_EUNSUPPORTED names a known key whose value this version
- * does not offer yet. */
+/* Every rule across keys, and the fields derived from several (lanes, streams_to_end, the layout's copies of the planner's keys); called last, may be
+ * repeated. PD_EINVAL names the keys and both values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
-/* The effective configuration as YAML that pd_config_load accepts. */
+/* The effective configuration as YAML that pd_config_load accepts. PD_EIO: the stream failed. */
 int pd_config_print(const struct pd_config *config, FILE *out) PD_MUST_CHECK;
+/* Made from the key table: docs/CONFIGURATION.md; the defaults as a file with a comment to each key; the variables for --help. PD_EIO, PD_ENOMEM. */
+int pd_config_reference(FILE *out) PD_MUST_CHECK;
+int pd_config_sample(FILE *out) PD_MUST_CHECK;
+int pd_config_variables(FILE *out) PD_MUST_CHECK;
 /* XXH3-64 over the fields of a feed that shape its batches: in headers and in the log. */
 uint64_t pd_feed_config_digest(const struct pd_feed_config *feed);
+/* The feed of this name and its index (index may be NULL), or NULL. */
 const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name, uint32_t *index);
 void pd_config_fini(struct pd_config *config);
 

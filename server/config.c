@@ -1,0 +1,297 @@
+/* The configuration's life: defaults, variables of the environment, derived fields, digest, end.
+ *
+ * Order at start (packd.c): default, load, environment, flags, check. Each later one overrides what the earlier ones set. The YAML is read in
+ * config_yaml.c, rules across keys are in config_check.c, texts are made in config_print.c. Main thread; nothing here logs. */
+#include "server/config.h"
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "server/config_keys.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+extern char **environ;
+
+int pd_config_set_string(char **field, const char *value)
+{
+    char *copy = strdup(value);
+    if (!copy)
+        return PD_ENOMEM;
+    free(*field);
+    *field = copy;
+    return 0;
+}
+
+int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint32_t count)
+{
+    if (count == 0 || count > PD_LISTEN_MAX)
+        return PD_EINVAL;
+    char **copies = calloc(count, sizeof *copies);
+    if (!copies)
+        return PD_ENOMEM;
+    for (uint32_t i = 0; i < count; i++) {
+        if (pd_config_set_string(&copies[i], addresses[i]) != 0) {
+            while (i-- > 0)
+                free(copies[i]);
+            free(copies);
+            return PD_ENOMEM;
+        }
+    }
+    for (uint32_t i = 0; i < config->listen_count; i++)
+        free(config->listen[i]);
+    free(config->listen);
+    config->listen = copies;
+    config->listen_count = count;
+    return 0;
+}
+
+int pd_feed_default(struct pd_feed_config *feed)
+{
+    *feed = (struct pd_feed_config){0};
+    int rc = pd_keys_default(&pd_feed_keys, feed);
+    if (rc == 0)
+        pd_feed_derive(feed);
+    return rc;
+}
+
+int pd_config_default(struct pd_config *config)
+{
+    *config = (struct pd_config){0};
+    int rc = pd_keys_default(&pd_top_keys, config);
+    char *listen = "127.0.0.1:7070";
+    if (rc == 0)
+        rc = pd_config_set_listen(config, &listen, 1);
+    if (rc == 0) {
+        config->feeds = calloc(1, sizeof *config->feeds);
+        config->feed_count = config->feeds ? 1 : 0;
+        rc = config->feeds ? pd_feed_default(&config->feeds[0]) : PD_ENOMEM;
+    }
+    if (rc != 0)
+        pd_config_fini(config);
+    return rc;
+}
+
+void pd_feed_fini(struct pd_feed_config *feed)
+{
+    free(feed->streams);
+    free(feed->sources);
+    free(feed->jobs);
+    *feed = (struct pd_feed_config){0};
+}
+
+void pd_config_fini(struct pd_config *config)
+{
+    for (uint32_t i = 0; i < config->listen_count; i++)
+        free(config->listen[i]);
+    free(config->listen);
+    free(config->http);
+    free(config->log_path);
+    for (uint32_t i = 0; i < config->feed_count; i++)
+        pd_feed_fini(&config->feeds[i]);
+    free(config->feeds);
+    *config = (struct pd_config){0};
+}
+
+/* Lanes are sources, or declared streams with an ordered merge, or the feed as a whole. `epochs` is short for `repeat` on each. */
+static void derive_lanes(struct pd_feed_config *feed)
+{
+    struct pd_rules *rules = &feed->rules;
+    struct pd_lane_rules plain = {.weight = 1, .on_end = PD_ON_END_CONTINUE, .passes_max = 1};
+    rules->lane_count = 1;
+    rules->lanes[0] = plain;
+    if (rules->merge == PD_MERGE_ORDERED && feed->stream_count > 0)
+        rules->lane_count = feed->stream_count;
+    if (feed->source_count > 0) {
+        rules->lane_count = feed->source_count;
+        for (uint32_t i = 0; i < feed->source_count && i < PD_COUNT_OF(rules->lanes); i++)
+            rules->lanes[i] = feed->sources[i].lane;
+    }
+    for (uint32_t i = 0; i < rules->lane_count && i < PD_COUNT_OF(rules->lanes); i++) {
+        if (rules->lanes[i].passes_max == 0)
+            rules->lanes[i].passes_max = rules->lanes[i].on_end == PD_ON_END_REPEAT ? UINT32_MAX : 1;
+    }
+    for (uint32_t i = 0; feed->epochs > 1 && i < rules->lane_count && i < PD_COUNT_OF(rules->lanes); i++) {
+        rules->lanes[i].on_end = PD_ON_END_REPEAT;
+        rules->lanes[i].passes_max = feed->epochs;
+    }
+}
+
+void pd_feed_derive(struct pd_feed_config *feed)
+{
+    feed->layout.seq_len = feed->rules.seq_len;
+    feed->layout.seg_align = feed->rules.seg_align;
+    feed->layout.segments_max = feed->rules.segments_max;
+    derive_lanes(feed);
+}
+
+/* ---- the environment ---- */
+
+/* "log.max_bytes" becomes PACKD_LOG_MAX_BYTES. */
+static void variable_name(const char *path, char *name, size_t size)
+{
+    size_t used = (size_t)snprintf(name, size, "PACKD_");
+    for (; *path && used + 1 < size; path++)
+        name[used++] = *path == '.' ? '_' : (char)toupper((unsigned char)*path);
+    name[used] = '\0';
+}
+
+#define VARIABLES_MAX 32
+struct variables {
+    char names[VARIABLES_MAX][64];
+    const struct pd_key *keys[VARIABLES_MAX];
+    size_t count;
+};
+
+static void add_variable(struct variables *variables, const struct pd_key *key)
+{
+    PD_CHECK(variables->count < VARIABLES_MAX);
+    variable_name(key->path, variables->names[variables->count], sizeof variables->names[0]);
+    variables->keys[variables->count++] = key;
+}
+
+/* One a key outside `feeds`, and PACKD_DATA_DIR as the other name of log.path. */
+static void list_variables(struct variables *variables)
+{
+    variables->count = 0;
+    for (size_t i = 0; i < pd_top_keys.count; i++) {
+        const struct pd_key *key = &pd_top_keys.keys[i];
+        if (key->kind == PD_KEY_FEEDS)
+            continue;
+        add_variable(variables, key);
+        if (strcmp(key->path, "log.path") != 0)
+            continue;
+        add_variable(variables, key);
+        snprintf(variables->names[variables->count - 1], sizeof variables->names[0], "PACKD_DATA_DIR");
+    }
+}
+
+static int set_listen_text(struct pd_config *config, const char *text, struct pd_error *error)
+{
+    char *copy = strdup(text), *addresses[PD_LISTEN_MAX + 1], *rest = NULL;
+    uint32_t count = 0;
+    if (!copy)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory");
+    for (char *at = strtok_r(copy, ",", &rest); at && count <= PD_LISTEN_MAX; at = strtok_r(NULL, ",", &rest))
+        addresses[count++] = at;
+    int rc = pd_config_set_listen(config, addresses, count);
+    free(copy);
+    return rc == 0 ? 0
+                   : pd_error_set(error, rc, "BAD_VALUE",
+                                  "'%.60s' is not possible here; expected 1 to %d addresses with commas between them",
+                                  text, PD_LISTEN_MAX);
+}
+
+static int apply_variable(struct pd_config *config, const struct variables *variables, const char *name,
+                          const char *value, struct pd_error *error)
+{
+    const char *names[VARIABLES_MAX];
+    for (size_t i = 0; i < variables->count; i++) {
+        names[i] = variables->names[i];
+        if (strcmp(names[i], name) != 0)
+            continue;
+        const struct pd_key *key = variables->keys[i];
+        int rc = key->kind == PD_KEY_LISTEN ? set_listen_text(config, value, error)
+                                            : pd_key_set(key, config, value, error);
+        return rc == 0 ? 0 : pd_error_prefix(error, rc, "environment variable %s", name);
+    }
+    const char *near = pd_nearest(name, names, variables->count);
+    if (near)
+        return pd_error_set(error, PD_EINVAL, "UNKNOWN_VARIABLE",
+                            "environment variable %.80s is not known; did you mean %s?", name, near);
+    return 0;
+}
+
+int pd_config_environment(struct pd_config *config, struct pd_error *error)
+{
+    struct variables variables;
+    list_variables(&variables);
+    for (char **entry = environ; entry && *entry; entry++) {
+        const char *equals = strchr(*entry, '=');
+        char name[96];
+        if (strncmp(*entry, "PACKD_", 6) != 0 || !equals || (size_t)(equals - *entry) >= sizeof name)
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)(equals - *entry), *entry);
+        int rc = apply_variable(config, &variables, name, equals + 1, error);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+int pd_config_variables(FILE *out)
+{
+    struct variables variables;
+    list_variables(&variables);
+    for (size_t i = 0; i < variables.count; i++)
+        fprintf(out, "  %-31s %s\n", variables.names[i], variables.keys[i]->path);
+    return ferror(out) ? PD_EIO : 0;
+}
+
+/* ---- looking up, digest ---- */
+
+const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name, uint32_t *index)
+{
+    for (uint32_t i = 0; i < config->feed_count; i++) {
+        if (strcmp(config->feeds[i].name, name) != 0)
+            continue;
+        if (index)
+            *index = i;
+        return &config->feeds[i];
+    }
+    return NULL;
+}
+
+/* "path=value;" of every key that shapes batches; lists in order. A new key changes the digest of every feed: that is meant, since it may
+ * change what a feed's configuration means. */
+static void put_pair(struct pd_buf *buf, const struct pd_key *key, const void *base)
+{
+    char value[80];
+    pd_key_text(key, base, value, sizeof value);
+    pd_buf_put(buf, key->path, strlen(key->path));
+    pd_buf_put_string(buf, value, strlen(value));
+}
+
+static void put_several(struct pd_buf *buf, const struct pd_key *key, const struct pd_feed_config *feed)
+{
+    pd_buf_put(buf, key->path, strlen(key->path));
+    if (key->kind == PD_KEY_STREAMS) {
+        pd_buf_put_u32(buf, feed->stream_count);
+        for (uint32_t i = 0; i < feed->stream_count; i++)
+            pd_buf_put_string(buf, feed->streams[i], strlen(feed->streams[i]));
+    } else if (key->kind == PD_KEY_SOURCES) {
+        pd_buf_put_u32(buf, feed->source_count);
+        for (uint32_t i = 0; i < feed->source_count; i++) {
+            pd_buf_put_string(buf, feed->sources[i].name, strlen(feed->sources[i].name));
+            for (size_t k = 0; k < pd_source_keys.count; k++)
+                put_pair(buf, &pd_source_keys.keys[k], &feed->sources[i]);
+        }
+    } else if (key->kind == PD_KEY_WIDTHS) {
+        pd_buf_put_u32(buf, feed->layout.width_count);
+        for (uint32_t i = 0; i < feed->layout.width_count; i++)
+            pd_buf_put_u32(buf, feed->layout.widths[i]);
+    } else {
+        PD_CHECK(key->kind == PD_KEY_VIEWS);
+        pd_buf_put_u32(buf, feed->drop_views_count);
+    }
+}
+
+uint64_t pd_feed_config_digest(const struct pd_feed_config *feed)
+{
+    struct pd_buf buf = {0};
+    for (size_t i = 0; i < pd_feed_keys.count; i++) {
+        const struct pd_key *key = &pd_feed_keys.keys[i];
+        if (!key->shapes_batches)
+            continue;
+        if (pd_key_is_scalar(key))
+            put_pair(&buf, key, feed);
+        else
+            put_several(&buf, key, feed);
+    }
+    PD_CHECK(!buf.failed);
+    uint64_t digest = XXH3_64bits(buf.data, buf.size_bytes);
+    pd_buf_fini(&buf);
+    return digest;
+}

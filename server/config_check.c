@@ -1,0 +1,263 @@
+/* Rules that hold between keys, each refused with the keys and both values named.
+ *
+ * What the planner and the layout demand of their own rules is asked of them (pd_rules_check, pd_layout_rules_check), so that there is one truth; here is
+ * what they cannot see: names, addresses, sums of memory, features that a known value would need. Main thread, last step of reading the configuration. */
+#include "server/config.h"
+
+#include "base/check.h"
+#include "base/units.h"
+#include "server/block.h"
+#include "server/config_keys.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A lane must be able to hold two blocks' pieces and one sample, whatever else fills the log. */
+#define LANE_BLOCKS_BYTES (2ull * PD_PIECE_BYTES_MAX)
+
+static int contradiction(struct pd_error *error, const char *reason, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static int contradiction(struct pd_error *error, const char *reason, const char *format, ...)
+{
+    char text[PD_TEXT_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return pd_error_set(error, PD_EINVAL, reason, "%s", text);
+}
+
+static int not_offered(struct pd_error *error, const char *key_value, const char *instead)
+{
+    return pd_error_set(error, PD_EUNSUPPORTED, "NOT_OFFERED", "%s is not offered by this version; use %s", key_value,
+                        instead);
+}
+
+/* ---- addresses ---- */
+
+/* "unix:/path", or "host:port" with the port a number up to 65535 and a host that is not empty. */
+static bool address_is_good(const char *address, bool unix_allowed)
+{
+    if (strncmp(address, "unix:", 5) == 0)
+        return unix_allowed && address[5] != '\0' && strlen(address + 5) < 108;
+    const char *colon = strrchr(address, ':');
+    if (!colon || colon == address || strlen(address) > 255)
+        return false;
+    size_t digits = strspn(colon + 1, "0123456789");
+    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' && strtoul(colon + 1, NULL, 10) <= 65535;
+}
+
+static int check_addresses(const struct pd_config *config, struct pd_error *error)
+{
+    for (uint32_t i = 0; i < config->listen_count; i++) {
+        const char *address = config->listen[i];
+        if (!address_is_good(address, true))
+            return contradiction(error, "BAD_ADDRESS",
+                                 "listen: '%.80s' is not an address; expected host:port or unix:/path", address);
+        bool any_port = strlen(address) > 2 && strcmp(address + strlen(address) - 2, ":0") == 0;
+        for (uint32_t j = 0; j < i && !any_port; j++) {
+            if (strcmp(config->listen[j], address) == 0)
+                return contradiction(error, "BAD_ADDRESS", "listen: '%.80s' is there twice", address);
+        }
+    }
+    if (!address_is_good(config->http, false))
+        return contradiction(error, "BAD_ADDRESS", "http: '%.80s' is not an address; expected host:port",
+                             config->http);
+    return 0;
+}
+
+/* ---- one feed ---- */
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+/* Sorts a copy, so that 4,096 streams are no quadratic matter. */
+static int check_streams(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    uint32_t count = feed->stream_count;
+    if (count > 0 && feed->streams_to_end > 0)
+        return contradiction(error, "STREAMS_TWICE",
+                             "streams declares %u names and stream_count is %u: the feed ends by one of the two; set "
+                             "stream_count to 0 or leave streams out",
+                             count, feed->streams_to_end);
+    if (count < 2)
+        return 0;
+    char(*sorted)[PD_NAME_MAX + 1] = calloc(count, sizeof *sorted);
+    if (!sorted)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u stream names", count);
+    memcpy(sorted, feed->streams, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, compare_names);
+    int rc = 0;
+    for (uint32_t i = 1; i < count && rc == 0; i++) {
+        if (strcmp(sorted[i - 1], sorted[i]) == 0)
+            rc = contradiction(error, "REPEATED_NAME", "streams: '%s' is there twice", sorted[i]);
+    }
+    free(sorted);
+    return rc;
+}
+
+static int check_sources(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    for (uint32_t i = 0; i < feed->source_count; i++) {
+        const struct pd_source_config *source = &feed->sources[i];
+        for (uint32_t j = 0; j < i; j++) {
+            if (strcmp(feed->sources[j].name, source->name) == 0)
+                return contradiction(error, "REPEATED_NAME", "sources: '%s' is there twice", source->name);
+        }
+        if (source->lane.passes_max > 0 && source->lane.on_end != PD_ON_END_REPEAT)
+            return contradiction(error, "MAX_PASSES",
+                                 "sources.%s: max_passes is %u but on_end is not repeat; set on_end: repeat or leave "
+                                 "max_passes out",
+                                 source->name, source->lane.passes_max);
+        if (feed->epochs > 1 && (source->lane.on_end != PD_ON_END_CONTINUE || source->lane.passes_max > 0))
+            return contradiction(error, "EPOCHS",
+                                 "epochs is %u, which sets on_end and max_passes of every source, but sources.%s sets "
+                                 "its own; use one of the two",
+                                 feed->epochs, source->name);
+    }
+    return 0;
+}
+
+static int check_lanes(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    if (feed->rules.merge == PD_MERGE_ORDERED && feed->stream_count == 0)
+        return contradiction(error, "MERGE_STREAMS",
+                             "merge is ordered but streams is empty; declare the streams that take turns");
+    if (feed->rules.merge == PD_MERGE_ORDERED && feed->source_count > 0)
+        return contradiction(error, "MERGE_SOURCES",
+                             "merge is ordered and sources has %u entries: turns and weights exclude each other; use "
+                             "merge: arrival",
+                             feed->source_count);
+    if (feed->rules.merge == PD_MERGE_ORDERED && feed->epochs > 1)
+        return not_offered(error, "epochs above 1 with merge: ordered", "epochs: 1");
+    return 0;
+}
+
+static int check_jobs(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    for (uint32_t i = 0; i < feed->job_count; i++) {
+        for (uint32_t j = 0; j < i; j++) {
+            if (strcmp(feed->jobs[j].name, feed->jobs[i].name) == 0)
+                return contradiction(error, "REPEATED_NAME", "jobs: '%s' is there twice", feed->jobs[i].name);
+        }
+    }
+    return 0;
+}
+
+static int check_shape(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    const struct pd_layout_rules *layout = &feed->layout;
+    if (layout->width_count > 0 && layout->width == PD_WIDTH_FIXED)
+        return contradiction(error, "BAD_WIDTHS",
+                             "widths has %u entries but width is fixed; use width: step or batch, or leave widths out",
+                             layout->width_count);
+    if (layout->fixed_segments > 0 && feed->rules.segments_max > layout->fixed_segments)
+        return contradiction(error, "BAD_FIXED_SEGMENTS",
+                             "max_segments is %u, more than fixed_segments %u holds", feed->rules.segments_max,
+                             layout->fixed_segments);
+    if (layout->cost.alpha == 0 && layout->cost.beta == 0)
+        return contradiction(error, "BAD_COST", "cost.alpha and cost.beta are both 0; set one");
+    if (feed->vocab_size > 0 && (layout->pad_id < 0 || (uint32_t)layout->pad_id >= feed->vocab_size))
+        return contradiction(error, "BAD_PAD_ID", "pad_id is %d, outside vocab_size %u", layout->pad_id,
+                             feed->vocab_size);
+    return 0;
+}
+
+static int check_offered(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    if (feed->balance == PD_BALANCE_COST)
+        return not_offered(error, "balance: cost", "balance: off");
+    if (feed->drop_views_count > 0)
+        return not_offered(error, "drop_views", "drop_views: {}");
+    return 0;
+}
+
+static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
+{
+    int (*const checks[])(const struct pd_feed_config *, struct pd_error *) = {
+        check_streams, check_sources, check_lanes, check_jobs, check_shape, check_offered,
+    };
+    pd_feed_derive(feed);
+    for (size_t i = 0; i < PD_COUNT_OF(checks); i++) {
+        int rc = checks[i](feed, error);
+        if (rc != 0)
+            return rc;
+    }
+    int rc = pd_layout_rules_check(&feed->layout, error);
+    return rc != 0 ? rc : pd_rules_check(&feed->rules, error);
+}
+
+/* ---- sums ---- */
+
+static int check_memory(const struct pd_config *config, struct pd_error *error)
+{
+    char have[32], need[32];
+    pd_units_format_bytes(config->memory_ingest_bytes, have, sizeof have);
+    pd_units_format_bytes(config->max_sample_bytes, need, sizeof need);
+    if (config->memory_ingest_bytes < config->max_sample_bytes)
+        return contradiction(error, "MEMORY",
+                             "memory.ingest is %s, less than one sample of limits.max_sample_bytes %s: it could never "
+                             "be sent; raise the first or lower the second",
+                             have, need);
+    for (uint32_t i = 0; i < config->feed_count; i++) {
+        uint64_t row_bytes = pd_layout_payload_max(&config->feeds[i].layout, 1);
+        if (row_bytes <= config->memory_batches_bytes / 2)
+            continue;
+        pd_units_format_bytes(config->memory_batches_bytes, have, sizeof have);
+        pd_units_format_bytes(row_bytes, need, sizeof need);
+        return contradiction(error, "MEMORY",
+                             "feeds[%u] (%s): a batch of one row may take %s, more than half of memory.batches %s; "
+                             "raise memory.batches",
+                             i, config->feeds[i].name, need, have);
+    }
+    return 0;
+}
+
+/* Half of a feed's share of the log is for samples that are not planned yet; each lane must find its minimum there. */
+static int check_log_share(const struct pd_config *config, struct pd_error *error)
+{
+    uint64_t shares = 0;
+    for (uint32_t i = 0; i < config->feed_count; i++)
+        shares += config->feeds[i].log_share;
+    for (uint32_t i = 0; i < config->feed_count; i++) {
+        const struct pd_feed_config *feed = &config->feeds[i];
+        uint64_t half = config->log_max_bytes / shares * feed->log_share / 2;
+        uint64_t minimum = feed->rules.lane_count * (LANE_BLOCKS_BYTES + config->max_sample_bytes);
+        if (half >= minimum)
+            continue;
+        char have[32], need[32];
+        return contradiction(error, "LOG_TOO_SMALL",
+                             "feeds[%u] (%s): half of its share of log.max_bytes is %s, but %u lanes need %s (each two "
+                             "blocks and one sample of limits.max_sample_bytes); raise log.max_bytes or lower "
+                             "limits.max_sample_bytes",
+                             i, feed->name, pd_units_format_bytes(half, have, sizeof have), feed->rules.lane_count,
+                             pd_units_format_bytes(minimum, need, sizeof need));
+    }
+    return 0;
+}
+
+int pd_config_check(struct pd_config *config, struct pd_error *error)
+{
+    int rc = check_addresses(config, error);
+    if (rc == 0 && strcmp(config->validate_backend, "cuda") == 0)
+        rc = not_offered(error, "validate.backend: cuda", "auto or cpu");
+    if (rc == 0 && config->on_violation == PD_ON_VIOLATION_SKIP_STEP)
+        rc = not_offered(error, "validate.on_violation: skip_step", "stop");
+    for (uint32_t i = 0; i < config->feed_count && rc == 0; i++) {
+        rc = check_feed(&config->feeds[i], error);
+        if (rc != 0)
+            pd_error_prefix(error, rc, "feeds[%u] (%s)", i, config->feeds[i].name);
+        for (uint32_t j = 0; j < i && rc == 0; j++) {
+            if (strcmp(config->feeds[j].name, config->feeds[i].name) == 0)
+                rc = contradiction(error, "REPEATED_NAME", "feeds[%u] and feeds[%u] are both called '%s'", j, i,
+                                   config->feeds[i].name);
+        }
+    }
+    if (rc == 0)
+        rc = check_memory(config, error);
+    return rc == 0 ? check_log_share(config, error) : rc;
+}
