@@ -70,8 +70,10 @@ struct pd_ready_batch {
     size_t header_bytes;
     uint64_t built_ns; /* monotonic: time it took to build and check */
     /* delivery part */
-    char validator[8];
+    char validator[8];     /* backend of the attention probe: "cpu", "cuda", or "" where it did not run */
     bool probed;
+    uint32_t builds;       /* 1; 2 where the first build failed a check */
+    uint64_t built_unix_ns; /* wall clock, when it was published */
 };
 
 enum pd_wait_reason {
@@ -94,18 +96,27 @@ struct pd_wait_info {
     char streams[256];
 };
 
-/* A place in the queue for one batch. Embed it; it is registered from PD_EAGAIN until ready has run or pd_serve_cancel returned true. */
+/* A place in the queue for one batch. Embed it zeroed, fill key and ready; it is registered from PD_EAGAIN until ready has run or pd_serve_cancel
+ * returned true. Once ready has run the batch is kept from eviction for this waiter (5 s): call get for the same key, or cancel to give it up. */
 struct pd_waiter {
     struct pd_link link;
     struct pd_batch_key key;
-    void (*ready)(struct pd_waiter *waiter); /* any thread: something changed, call pd_serve_get again. Must only post. Runs once a registration. */
+    void (*ready)(struct pd_waiter *waiter); /* any thread, without serve's lock: something changed, call pd_serve_get again. Must only post. Runs once a registration. */
+    bool registered, claims; /* serve's */
+    uint64_t since_ns;       /* serve's: monotonic, of the first registration for this key */
 };
 
 struct pd_serve;
 
 int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_serve **serve,
                  struct pd_error *error) PD_MUST_CHECK;
-/* Starts the assemble threads / stops and joins them; get answers PD_ECLOSED from then on. */
+/* A further check between the structural one and publishing: the attention probe. Called on assemble threads, several at a time, before the batch is
+ * visible to anybody; fills batch->validator and batch->probed. 0: passed, or not chosen to be probed. PD_ECORRUPT with *finding: a violation, handled like
+ * a structural one. Any other code: the batch cannot be served, waiters get the code. Set before pd_serve_start. */
+typedef int pd_validate_fn(void *ctx, struct pd_ready_batch *batch, struct pd_check_finding *finding);
+void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, void *ctx);
+/* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED from then on, waiters are woken. PD_ENOMEM, PD_EIO.
+ * free: after stop, when every batch has been let go. */
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
 void pd_serve_stop(struct pd_serve *serve);
 void pd_serve_free(struct pd_serve *serve);
@@ -119,13 +130,14 @@ void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t 
 
 /* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info says what is waited for. PD_EEND: past the end of
  * the feed, *last_step is the job's last step + 1 (0 = the feed was empty), the same for every rank. PD_EFENCED: an older generation. PD_EMISMATCH
- * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED. PD_ECORRUPT: the batch cannot be built, *error says why. PD_ENOTFOUND: no such job.
- * PD_ECLOSED: stopping. */
+ * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED. PD_ECORRUPT: the batch cannot be built (CHECKSUM: the sample is named) or the feed is
+ * halted (HALTED: the check is named). PD_ENOTFOUND: no such job. PD_ELIMIT JOB_TOO_LARGE: the batch is larger than memory.batches. PD_ECLOSED:
+ * stopping. PD_ENOMEM, PD_EIO. */
 int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
                  struct pd_wait_info *info, uint64_t *last_step, struct pd_error *error) PD_MUST_CHECK;
 /* Only what is waited for, without registering: for repeated Waiting messages. */
 void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key, struct pd_wait_info *info);
-/* True: the waiter was registered and is out now, ready will not run. False: ready has run or is about to. */
+/* True: the waiter was registered and is out now, ready will not run. False: ready has run or is about to; the batch is no longer kept for it. */
 bool pd_serve_cancel(struct pd_serve *serve, struct pd_waiter *waiter);
 /* A hint that this batch will be asked for soon; builds it when memory allows. */
 void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key);
