@@ -19,6 +19,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Longest segment and widest row whose sums are exact in 32 bits: 255 * 2^20 < 2^31. */
 #define PD_PROBE_WIDTH_MAX (1u << 20)
 #define PD_PROBE_ROWS_MAX (1u << 23)
@@ -90,8 +94,9 @@ int pd_probe_admit(const struct pd_probe_batch *batch, uint8_t *kinds, bool *adm
  * length is wrong. Needs an admitted batch. O(S). */
 void pd_probe_check_lengths(const struct pd_probe_batch *batch, uint8_t *kinds);
 
-/* Keys of each segment with a full mask: its real length; all of a padding segment. used[S]. */
-void pd_probe_used(const struct pd_probe_batch *batch, int32_t *used);
+/* Keys of segment i under a full mask: its real length; all of a padding segment. Never more than
+ * the segment holds. Needs an admitted batch. */
+int32_t pd_probe_used_of(const struct pd_probe_batch *batch, uint32_t i);
 
 /* positions[T] from segment_ids: the place in the run of one id; a gap goes on counting, padding
  * starts where cu_seqlens starts it. Needs an admitted batch. */
@@ -105,5 +110,9 @@ void pd_probe_report(const struct pd_probe_batch *batch, const uint8_t *kinds,
  * over every segment of cu_seqlens, O(T) (probe_cpu.c says why that is the attention's own result).
  * Needs an admitted batch. */
 void pd_probe_cpu(const struct pd_probe_batch *batch, const int32_t *positions, uint8_t *kinds);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -13,6 +13,10 @@
 
 #include "gpu/probe.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct pd_validator;
 
 /* Buffers are made for these at start, so that no batch allocates. */
@@ -85,5 +89,9 @@ struct pd_selftest_report {
  * PD_EAGAIN: batches are in flight. */
 int pd_validator_selftest(struct pd_validator *validator, struct pd_selftest_report *report,
                           struct pd_error *error) PD_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
