@@ -1,0 +1,477 @@
+/* Assembling one batch: plan and heads from the log, layout, structural check, digests, header.
+ *
+ * Place in the flow: an assemble thread of serve.c calls begin, step, measure, build, end for each batch. The thread owns the
+ * assembler and its log reader; rows and header memory are kept from batch to batch.
+ *
+ * Invariant: what build returns is a function of (plan entry, log, configuration); it passed every structural rule against the plan
+ * that was read in the same transaction. Sample bytes are verified against the digests of the door by pd_log_bodies.
+ *
+ * It does not decide which batch is built, does not retry, and does not count or log: serve does. */
+#include "server/assemble.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "packer/layout.h"
+#include "server/serve_test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ASSEMBLER_MAGIC 0x61736d62u
+
+struct pd_assembler {
+    uint32_t magic;
+    bool open, measured;
+    struct pd_log_reader *reader;
+    struct pd_header *header;
+    struct pd_pack step_pack; /* scratch of pd_assembler_step */
+    struct pd_pack *packs;    /* of the batch's rows; row_capacity of them */
+    const struct pd_pack **rows;
+    uint32_t row_capacity;
+    struct pd_layout_rules rules;
+    struct pd_batch batch;
+    struct pd_batch_key key;
+    uint32_t max_seqlen_real, max_seqlen_padded;
+    size_t header_bytes;
+    pd_corrupt_fn *corrupt;
+    void *corrupt_ctx;
+};
+
+int pd_assembler_new(struct pd_log *log, struct pd_assembler **assembler, struct pd_error *error)
+{
+    struct pd_assembler *a = calloc(1, sizeof *a);
+    if (!a)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an assembler");
+    a->magic = ASSEMBLER_MAGIC;
+    int rc = pd_header_new(&a->header);
+    if (rc != 0)
+        pd_error_set(error, rc, "NO_MEMORY", "no memory for a batch header");
+    else
+        rc = pd_log_reader_new(log, &a->reader, error);
+    if (rc != 0) {
+        pd_header_free(a->header);
+        free(a);
+        return rc;
+    }
+    *assembler = a;
+    return 0;
+}
+
+void pd_assembler_free(struct pd_assembler *a)
+{
+    if (!a)
+        return;
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(!a->open);
+    pd_log_reader_free(a->reader);
+    pd_header_free(a->header);
+    pd_pack_fini(&a->step_pack);
+    for (uint32_t i = 0; i < a->row_capacity; i++)
+        pd_pack_fini(&a->packs[i]);
+    free(a->packs);
+    free(a->rows);
+    free(a);
+}
+
+void pd_assembler_set_corruption(struct pd_assembler *a, pd_corrupt_fn *corrupt, void *ctx)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    a->corrupt = corrupt;
+    a->corrupt_ctx = ctx;
+}
+
+int pd_assembler_begin(struct pd_assembler *a, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(!a->open);
+    int rc = pd_log_reader_begin(a->reader);
+    if (rc != 0)
+        return pd_error_set(error, rc, "LOG_READ", "cannot begin a read transaction on the log: %s",
+                            pd_err_text(rc));
+    a->open = true;
+    a->measured = false;
+    return 0;
+}
+
+void pd_assembler_end(struct pd_assembler *a)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(a->open);
+    pd_log_reader_end(a->reader);
+    a->open = a->measured = false;
+}
+
+/* The feed's rules as the header states totals: attention cost is the plain sum of squares. */
+static struct pd_layout_rules rules_of(const struct pd_feed_config *feed)
+{
+    struct pd_layout_rules rules = feed->layout;
+    rules.cost = (struct pd_cost){.alpha = 0, .beta = 1};
+    return rules;
+}
+
+static int read_pack(struct pd_assembler *a, const struct pd_assemble_order *order, uint64_t number,
+                     struct pd_pack *pack, struct pd_error *error)
+{
+    int rc = pd_log_read_pack(a->reader, order->key.feed_index, number, pack);
+    if (rc == PD_ENOTFOUND)
+        return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
+                            "pack %llu of step %llu of job %s is no longer in the log",
+                            (unsigned long long)number, (unsigned long long)order->key.step,
+                            order->spec->name);
+    if (rc != 0)
+        return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
+                            "pack %llu of feed %s cannot be read: %s", (unsigned long long)number,
+                            order->feed->name, pd_err_text(rc));
+    return 0;
+}
+
+/* ---- a step: totals over all its packs ---- */
+
+/* Rows that share a width: a batch, or with width: step the whole step. */
+struct group {
+    uint32_t rows, empty_rows, widest_slots;
+    uint64_t used_slots;
+};
+
+static void group_close(struct group *group, const struct pd_layout_rules *rules,
+                        struct pd_step_totals *totals)
+{
+    uint64_t width = pd_layout_width(rules, group->widest_slots);
+    totals->tail_tokens += (group->rows - group->empty_rows) * width - group->used_slots;
+    totals->row_padding_tokens += group->empty_rows * width;
+    *group = (struct group){0};
+}
+
+static void group_add(struct group *group, const struct pd_pack *pack)
+{
+    group->rows++;
+    if (!pack || pack->segment_count == 0) {
+        group->empty_rows++;
+        return;
+    }
+    group->used_slots += pack->used_slots;
+    if (pack->used_slots > group->widest_slots)
+        group->widest_slots = pack->used_slots;
+}
+
+static int step_plan_facts(struct pd_assembler *a, const struct pd_assemble_order *order,
+                           struct pd_step_facts *facts, struct pd_error *error)
+{
+    uint32_t feed = order->key.feed_index;
+    struct pd_plan_facts first, last;
+    int rc = pd_log_read_plan_facts(a->reader, feed, order->first_pack, &first);
+    if (rc == 0)
+        rc = pd_log_read_plan_facts(a->reader, feed, order->first_pack + order->pack_count - 1,
+                                    &last);
+    if (rc != 0)
+        return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
+                            "the plan facts of step %llu of job %s cannot be read: %s",
+                            (unsigned long long)order->key.step, order->spec->name, pd_err_text(rc));
+    facts->config_digest = first.config_digest;
+    facts->planner_version = first.planner_version;
+    facts->plan_digest = last.plan_digest;
+    return 0;
+}
+
+int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *order,
+                      struct pd_step_facts *facts, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(a->open && order->pack_count >= 1 && order->pack_count <= order->spec->step_packs);
+    struct pd_layout_rules rules = rules_of(order->feed);
+    struct group group = {0};
+    *facts = (struct pd_step_facts){0};
+    for (uint32_t j = 0; j < order->spec->step_packs; j++) {
+        struct pd_pack *pack = j < order->pack_count ? &a->step_pack : NULL;
+        int rc = pack ? read_pack(a, order, order->first_pack + j, pack, error) : 0;
+        if (rc != 0)
+            return rc;
+        group_add(&group, pack);
+        if (pack) {
+            pd_totals_add(&facts->totals.sums, pack, rules.loss, rules.cost);
+            if (pack->used_slots > facts->widest_slots)
+                facts->widest_slots = pack->used_slots;
+        }
+        bool batch_ends = (j + 1) % order->spec->rows == 0;
+        if (j + 1 == order->spec->step_packs || (batch_ends && rules.width != PD_WIDTH_STEP))
+            group_close(&group, &rules, &facts->totals);
+    }
+    return step_plan_facts(a, order, facts, error);
+}
+
+/* ---- a batch: its packs, its shape, its sample table ---- */
+
+static int rows_reserve(struct pd_assembler *a, uint32_t rows)
+{
+    if (rows <= a->row_capacity)
+        return 0;
+    struct pd_pack *packs = reallocarray(a->packs, rows, sizeof *packs);
+    if (!packs)
+        return PD_ENOMEM;
+    a->packs = packs;
+    const struct pd_pack **list = reallocarray(a->rows, rows, sizeof *list);
+    if (!list)
+        return PD_ENOMEM;
+    a->rows = list;
+    memset(packs + a->row_capacity, 0, (rows - a->row_capacity) * sizeof *packs);
+    a->row_capacity = rows;
+    return 0;
+}
+
+static int rows_read(struct pd_assembler *a, const struct pd_assemble_order *order,
+                     struct pd_error *error)
+{
+    const struct pd_job_spec *spec = order->spec;
+    if (rows_reserve(a, spec->rows) != 0)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows", spec->rows);
+    uint64_t entry = ((uint64_t)order->key.micro * spec->dp_size + order->key.dp_rank) * spec->rows;
+    for (uint32_t row = 0; row < spec->rows; row++, entry++) {
+        a->rows[row] = NULL;
+        if (entry >= order->pack_count)
+            continue;
+        int rc = read_pack(a, order, order->first_pack + entry, &a->packs[row], error);
+        if (rc != 0)
+            return rc;
+        a->rows[row] = &a->packs[row];
+    }
+    return 0;
+}
+
+static uint32_t rows_widest(const struct pd_assembler *a, uint32_t rows)
+{
+    uint32_t widest = 0;
+    for (uint32_t row = 0; row < rows; row++)
+        if (a->rows[row] && a->rows[row]->used_slots > widest)
+            widest = a->rows[row]->used_slots;
+    return widest;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Longest steps of the Megatron pair: real lengths, and slots with the row's tail joined to the last one. */
+static void megatron_longest(struct pd_assembler *a, uint32_t rows, uint32_t width)
+{
+    a->max_seqlen_real = a->max_seqlen_padded = 0;
+    for (uint32_t row = 0; row < rows; row++) {
+        const struct pd_pack *pack = a->rows[row];
+        if (!pack || pack->segment_count == 0) {
+            a->max_seqlen_real = a->max_seqlen_padded = width;
+            continue;
+        }
+        uint32_t tail = width - pack->used_slots;
+        for (uint32_t i = 0; i < pack->segment_count; i++) {
+            const struct pd_segment *segment = &pack->segments[i];
+            uint32_t slot = segment->slot_tokens + (i + 1 == pack->segment_count ? tail : 0);
+            a->max_seqlen_real = max_u32(a->max_seqlen_real, segment->length_tokens);
+            a->max_seqlen_padded = max_u32(a->max_seqlen_padded, slot);
+        }
+    }
+}
+
+/* Entry `index` of a byte column with running ends. */
+static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint32_t index,
+                               size_t *size)
+{
+    if (!ends) {
+        *size = 0;
+        return NULL;
+    }
+    uint32_t from = index > 0 ? ends[index - 1] : 0;
+    *size = ends[index] - from;
+    return bytes + from;
+}
+
+static int damaged_head(const struct pd_segment *segment, int rc, struct pd_error *error)
+{
+    if (rc != PD_ENOTFOUND && rc != PD_ECORRUPT)
+        return pd_error_set(error, rc, "LOG_READ", "block %llu cannot be read: %s",
+                            (unsigned long long)segment->block, pd_err_text(rc));
+    return pd_error_set(error, PD_ECORRUPT, "CHECKSUM",
+                        "the head of sample seq %llu of stream number %u (block %llu, entry %u) is "
+                        "missing or damaged",
+                        (unsigned long long)segment->seq, segment->stream,
+                        (unsigned long long)segment->block, segment->index);
+}
+
+static int sample_names(struct pd_assembler *a, uint32_t feed, const struct pd_segment *segment,
+                        char stream[PD_NAME_MAX + 1], char source[PD_NAME_MAX + 1])
+{
+    int rc = pd_log_read_stream_name(a->reader, feed, segment->stream, stream);
+    return rc != 0 ? rc : pd_log_read_source_name(a->reader, feed, segment->source, source);
+}
+
+static int table_add(struct pd_assembler *a, uint32_t feed, const struct pd_segment *segment,
+                     struct pd_error *error)
+{
+    const struct pd_block_head *head;
+    int rc = pd_log_read_head(a->reader, feed, segment->block, &head);
+    if (rc == 0 && (segment->index >= head->count || !head->token_digests))
+        rc = PD_ECORRUPT;
+    char stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
+    if (rc == 0)
+        rc = sample_names(a, feed, segment, stream, source);
+    if (rc != 0)
+        return damaged_head(segment, rc, error);
+    struct pd_header_sample sample = {
+        .segment = segment,
+        .stream = stream,
+        .source = source,
+        .version = head->versions ? head->versions[segment->index] : 0,
+        .digest = head->token_digests[segment->index],
+        .loss_weight = pd_segment_loss_weight(segment, a->rules.loss),
+        .plain_labels = !head->has_labels && segment->loss_tokens + 1 == segment->length_tokens,
+    };
+    sample.key = bytes_of(head->keys, head->key_ends, segment->index, &sample.key_bytes);
+    sample.group = bytes_of(head->groups, head->group_ends, segment->index, &sample.group_bytes);
+    if (pd_header_sample(a->header, &sample) != 0)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the sample table");
+    return 0;
+}
+
+static int table_read(struct pd_assembler *a, uint32_t feed, struct pd_error *error)
+{
+    pd_header_begin(a->header);
+    for (uint32_t row = 0; row < a->batch.rows; row++) {
+        const struct pd_pack *pack = a->rows[row];
+        if (pd_header_row(a->header, pack ? (int64_t)pack->number : -1) != 0)
+            return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the header");
+        for (uint32_t i = 0; pack && i < pack->segment_count; i++) {
+            int rc = table_add(a, feed, &pack->segments[i], error);
+            if (rc != 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+static int finish_header(struct pd_assembler *a, const struct pd_assemble_order *order,
+                         const struct pd_step_facts *facts, struct pd_error *error)
+{
+    struct pd_header_facts header = {
+        .feed = order->feed->name,
+        .job = order->spec->name,
+        .step = order->key.step,
+        .micro = order->key.micro,
+        .dp_rank = order->key.dp_rank,
+        .step_packs = order->spec->step_packs,
+        .dp_size = order->spec->dp_size,
+        .accum = order->spec->accum,
+        .rules = &a->rules,
+        .batch = &a->batch,
+        .step_totals = &facts->totals,
+        .max_seqlen_real = a->max_seqlen_real,
+        .max_seqlen_padded = a->max_seqlen_padded,
+        .config_digest = facts->config_digest,
+        .plan_digest = facts->plan_digest,
+        .planner_version = facts->planner_version,
+    };
+    int rc = pd_header_finish(a->header, &header, &a->header_bytes);
+    if (rc != 0)
+        return pd_error_set(error, rc, "HEADER",
+                            "the header of step %llu micro %u dp_rank %u does not match its plan",
+                            (unsigned long long)order->key.step, order->key.micro,
+                            order->key.dp_rank);
+    return 0;
+}
+
+int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order *order,
+                         const struct pd_step_facts *facts, uint64_t *bytes, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(a->open);
+    a->measured = false;
+    a->rules = rules_of(order->feed);
+    a->key = order->key;
+    int rc = rows_read(a, order, error);
+    if (rc != 0)
+        return rc;
+    uint32_t rows = order->spec->rows;
+    uint32_t widest =
+        a->rules.width == PD_WIDTH_STEP ? facts->widest_slots : rows_widest(a, rows);
+    uint32_t width = pd_layout_width(&a->rules, widest);
+    rc = pd_layout_measure(&a->rules, a->rows, rows, width, &a->batch, error);
+    if (rc != 0)
+        return rc;
+    megatron_longest(a, rows, width);
+    rc = table_read(a, order->key.feed_index, error);
+    if (rc == 0)
+        rc = finish_header(a, order, facts, error);
+    if (rc != 0)
+        return rc;
+    a->measured = true;
+    *bytes = a->batch.payload_bytes + a->header_bytes;
+    return 0;
+}
+
+/* ---- build ---- */
+
+static int violated(const struct pd_assembler *a, const struct pd_check_finding *finding,
+                    struct pd_error *error)
+{
+    return pd_error_set(error, PD_ECORRUPT, "VIOLATION",
+                        "step %llu micro %u dp_rank %u breaks the rule %s at row %u position %u: "
+                        "expected %lld, found %lld (%s)",
+                        (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
+                        pd_check_name(finding->check), finding->row, finding->position,
+                        (long long)finding->expected, (long long)finding->found, finding->text);
+}
+
+/* Lays the batch out at `payload` and proves it against the plan. */
+static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
+                          struct pd_check_finding *finding, struct pd_error *error)
+{
+    struct pd_bodies bodies;
+    struct pd_error damage = {0};
+    pd_log_bodies(a->reader, a->key.feed_index, &bodies, &damage);
+    int rc = pd_layout_fill(&a->rules, a->rows, &a->batch, payload, &bodies);
+    if (rc != 0 && damage.code != 0) {
+        *error = damage;
+        return rc;
+    }
+    if (rc != 0)
+        return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
+                            "the samples of step %llu micro %u dp_rank %u cannot be read: %s",
+                            (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
+                            pd_err_text(rc));
+    if (a->corrupt)
+        a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
+    if (pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding) != 0)
+        return violated(a, finding, error);
+    finding->text[0] = 0;
+    return 0;
+}
+
+int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
+                       struct pd_check_finding *finding, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    PD_CHECK(a->open && a->measured);
+    uint64_t began_ns = pd_clock_mono_ns();
+    *finding = (struct pd_check_finding){0};
+    a->measured = false; /* a damaged batch must be measured again */
+    uint8_t *payload = aligned_alloc(PD_ARRAY_ALIGN, a->batch.payload_bytes);
+    uint8_t *header = malloc(a->header_bytes);
+    int rc = payload && header ? 0
+                               : pd_error_set(error, PD_ENOMEM, "NO_MEMORY",
+                                              "no memory for a batch of %llu bytes",
+                                              (unsigned long long)a->batch.payload_bytes);
+    if (rc == 0)
+        rc = fill_and_check(a, payload, finding, error);
+    if (rc == 0 && pd_header_pack(a->header, header, a->header_bytes) != 0)
+        rc = pd_error_set(error, PD_EINTERNAL, "HEADER", "the header changed its size");
+    if (rc != 0) {
+        free(payload);
+        free(header);
+        return rc;
+    }
+    ready->key = a->key;
+    ready->batch = a->batch;
+    ready->payload = payload;
+    ready->header = header;
+    ready->header_bytes = a->header_bytes;
+    ready->built_ns = pd_clock_mono_ns() - began_ns;
+    return 0;
+}

@@ -1,0 +1,255 @@
+/* Batch memory: who may build, what is evicted, and the life of a batch.
+ *
+ * Place in the flow: an assemble thread asks for admission with the exact size of a batch before it builds it; readers take and
+ * drop references. Under serve's lock, except the counting of references above the first.
+ *
+ * The budget counts every batch alive, held or not, and every reservation. It is never exceeded. From it each job has one slot of its largest
+ * batch set aside:
+ *
+ *   | general room: budget - sum of free slots                     | slot job A | slot job B |
+ *
+ * Any build may use general room; the lowest asked-for batch of a job may use the job's slot while no other batch fills it. So a rank that holds
+ * high steps cannot keep the lowest from being built. Slots that together pass the budget are not honoured against each other.
+ *
+ * What is evicted for a build, in this order, always without readers and not kept for a woken waiter:
+ *   1. batches of steps that every rank has received, lowest step first (only a late peer or a re-read could want them);
+ *   2. batches delivered at least once, lowest step first;
+ *   3. batches nobody has read, highest step first, in the same job only those behind the one to be built.
+ * A hint (prefetch) evicts only 1. An evicted batch can be built again at any time, byte for byte.
+ *
+ * When full: the task stays queued (reason MEMORY) and is tried again when a reader lets go, a step is delivered, or after a second at most. */
+#include "server/serve_state.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "server/metrics.h"
+
+#include <stdlib.h>
+
+#define BOX_MAGIC 0x62617463u
+
+/* ---- boxes ---- */
+
+static struct pd_box *box_of(struct pd_ready_batch *batch)
+{
+    struct pd_box *box = PD_CONTAINER_OF(batch, struct pd_box, ready);
+    PD_MAGIC_CHECK(box, BOX_MAGIC);
+    return box;
+}
+
+void pd_box_free(struct pd_box *box)
+{
+    PD_MAGIC_CHECK(box, BOX_MAGIC);
+    box->magic = 0;
+    free(box->ready.payload);
+    free(box->ready.header);
+    free(box);
+}
+
+static void ring_starved(struct pd_serve *serve)
+{
+    if (serve->starved)
+        pthread_cond_broadcast(&serve->work);
+}
+
+/* The box is out of the table and nobody reads it. */
+static void box_dies(struct pd_serve *serve, struct pd_box *box)
+{
+    serve->used_bytes -= box->bytes;
+    serve->boxes--;
+    if (box->slot_job) {
+        box->slot_job->slot_busy = false;
+        pd_job_unref(box->slot_job);
+        box->slot_job = NULL;
+    }
+    ring_starved(serve);
+}
+
+void pd_box_detach(struct pd_serve *serve, struct pd_box *box, struct pd_after *after)
+{
+    serve->gauges.ready_batches--;
+    serve->gauges.ready_bytes -= box->bytes;
+    box->entry->job->ready_bytes -= box->bytes;
+    box->entry->box = NULL;
+    box->entry = NULL;
+    if (atomic_load_explicit(&box->holds, memory_order_acquire) > 0)
+        return;
+    box_dies(serve, box);
+    pd_list_push(&after->dead, &box->dead);
+}
+
+void pd_ready_batch_ref(struct pd_ready_batch *batch)
+{
+    unsigned before = atomic_fetch_add_explicit(&box_of(batch)->holds, 1, memory_order_relaxed);
+    PD_CHECK(before > 0);
+}
+
+void pd_ready_batch_unref(struct pd_ready_batch *batch)
+{
+    struct pd_box *box = box_of(batch);
+    unsigned holds = atomic_load_explicit(&box->holds, memory_order_relaxed);
+    PD_CHECK(holds > 0);
+    while (holds > 1)
+        if (atomic_compare_exchange_weak_explicit(&box->holds, &holds, holds - 1,
+                                                  memory_order_release, memory_order_relaxed))
+            return;
+    struct pd_serve *serve = box->serve;
+    pthread_mutex_lock(&serve->lock);
+    bool last = atomic_fetch_sub_explicit(&box->holds, 1, memory_order_acq_rel) == 1;
+    bool dead = last && !box->entry;
+    if (dead)
+        box_dies(serve, box);
+    else if (last)
+        ring_starved(serve);
+    pthread_mutex_unlock(&serve->lock);
+    if (dead)
+        pd_box_free(box);
+}
+
+/* ---- eviction ---- */
+
+static bool evictable(const struct pd_entry *entry, uint64_t now_ns)
+{
+    return entry->state == PD_ENTRY_READY &&
+           atomic_load_explicit(&entry->box->holds, memory_order_acquire) == 0 &&
+           (entry->claims == 0 || now_ns >= entry->claims_until_ns);
+}
+
+/* The lowest evictable batch of the job that has been delivered; with `complete`, of a step all of which has. */
+static struct pd_entry *lowest_delivered(struct pd_serve_job *job, bool complete, uint64_t now_ns)
+{
+    for (struct pd_entry *e = pd_entry_first(job); e; e = pd_entry_next(e)) {
+        if (complete && e->key.step >= job->delivered.next_complete)
+            return NULL;
+        if (e->delivered && evictable(e, now_ns) &&
+            (!complete || pd_delivered_complete(&job->delivered, e->key.step)))
+            return e;
+    }
+    return NULL;
+}
+
+/* The highest evictable batch that nobody has read; in the job of the batch to be built only behind it. */
+static struct pd_entry *highest_unread(struct pd_serve_job *job, const struct pd_entry *build,
+                                       uint64_t now_ns)
+{
+    for (struct pd_entry *e = pd_entry_last(job); e; e = pd_entry_prev(e)) {
+        if (job == build->job && pd_entry_compare(e, build) <= 0)
+            return NULL;
+        if (evictable(e, now_ns))
+            return e;
+    }
+    return NULL;
+}
+
+enum rank { RANK_COMPLETE, RANK_DELIVERED, RANK_UNREAD, RANK_COUNT };
+
+/* A batch of this rank, of the job that has most memory in ready batches among those that have one. */
+static struct pd_entry *victim(struct pd_serve *serve, const struct pd_entry *build, enum rank rank,
+                               uint64_t now_ns)
+{
+    struct pd_entry *best = NULL;
+    PD_LIST_EACH(link, &serve->turns)
+    {
+        struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
+        if (best && job->ready_bytes <= best->job->ready_bytes)
+            continue;
+        struct pd_entry *found = rank == RANK_UNREAD
+                                     ? highest_unread(job, build, now_ns)
+                                     : lowest_delivered(job, rank == RANK_COMPLETE, now_ns);
+        if (found)
+            best = found;
+    }
+    return best;
+}
+
+static void evict(struct pd_serve *serve, struct pd_entry *entry, struct pd_after *after)
+{
+    serve->gauges.evicted_total++;
+    pd_metric_add(PD_M_BATCHES_EVICTED, 1);
+    pd_entry_drop(serve, entry, after);
+}
+
+/* ---- admission ---- */
+
+/* Memory set aside for the lowest batch of jobs other than `but`. */
+static uint64_t reserved_for_others(const struct pd_serve *serve, const struct pd_serve_job *but)
+{
+    uint64_t bytes = 0;
+    PD_LIST_EACH(link, &serve->turns)
+    {
+        const struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
+        if (job != but && !job->slot_busy)
+            bytes += job->slot_bytes;
+    }
+    return bytes;
+}
+
+static bool below(const struct pd_serve *serve, uint64_t reserved, uint64_t bytes)
+{
+    uint64_t room = serve->budget_bytes > reserved ? serve->budget_bytes - reserved : 0;
+    return serve->used_bytes <= room && bytes <= room - serve->used_bytes;
+}
+
+static bool fits(const struct pd_serve *serve, const struct pd_entry *entry)
+{
+    return below(serve, reserved_for_others(serve, NULL), entry->bytes);
+}
+
+/* The lowest asked-for batch of its job, and the job's slot is free and large enough. */
+static bool fits_slot(const struct pd_serve *serve, const struct pd_entry *entry)
+{
+    struct pd_serve_job *job = entry->job;
+    struct pd_entry *lowest = pd_task_first(job);
+    if (pd_list_empty(&entry->waiters) || job->slot_busy)
+        return false;
+    if (lowest && lowest->asked && pd_entry_compare(lowest, entry) < 0)
+        return false;
+    uint64_t others =
+        serve->slots_bytes <= serve->budget_bytes ? reserved_for_others(serve, job) : 0;
+    return below(serve, others, entry->bytes);
+}
+
+static bool reserve(struct pd_serve *serve, struct pd_entry *entry, bool in_slot)
+{
+    entry->in_slot = in_slot;
+    if (in_slot)
+        entry->job->slot_busy = true;
+    entry->no_memory = false;
+    serve->used_bytes += entry->bytes;
+    if (serve->used_bytes > serve->used_peak_bytes)
+        serve->used_peak_bytes = serve->used_bytes;
+    return true;
+}
+
+bool pd_memory_admit(struct pd_serve *serve, struct pd_entry *entry, struct pd_after *after)
+{
+    bool asked = !pd_list_empty(&entry->waiters);
+    uint64_t now_ns = pd_clock_mono_ns();
+    for (int rank = RANK_COMPLETE; rank < RANK_COUNT;) {
+        if (fits(serve, entry))
+            return reserve(serve, entry, false);
+        if (rank > RANK_COMPLETE && fits_slot(serve, entry))
+            return reserve(serve, entry, true);
+        if (rank > RANK_COMPLETE && !asked)
+            break;
+        struct pd_entry *out = victim(serve, entry, rank, now_ns);
+        if (out)
+            evict(serve, out, after);
+        else
+            rank++;
+    }
+    if (fits_slot(serve, entry))
+        return reserve(serve, entry, true);
+    entry->no_memory = true;
+    serve->starved = true;
+    return false;
+}
+
+void pd_memory_release(struct pd_serve *serve, struct pd_entry *entry)
+{
+    serve->used_bytes -= entry->bytes;
+    if (entry->in_slot)
+        entry->job->slot_busy = false;
+    entry->in_slot = false;
+    ring_starved(serve);
+}
