@@ -17,6 +17,9 @@
 #define PD_PLANNER_VERSION 1
 
 #define PD_SEQ_LEN_MAX (1u << 20)
+#define PD_WINDOW_SAMPLES_MAX (1u << 20)
+#define PD_SHUFFLE_SAMPLES_MAX (1u << 26)
+#define PD_LANE_WEIGHT_MAX 1000000u
 
 enum pd_strategy {
     PD_STRATEGY_EXACT,

@@ -1,0 +1,209 @@
+/* The packing strategies.
+ *
+ * Called once a pack, after the refill. Owner: the planner's thread. Invariant: a pack never passes its caps (slots, segments, patches), and
+ * holds the oldest sample of the window, or that sample is younger than the solver's age: nothing starves. It never looks outside
+ * the window.
+ *
+ * `exact` goes by the mean number of samples a pack:
+ *   4 and more   body in order of arrival, then an exact finish by the largest fit or a pair that fills the rest to the token
+ *   more than 2  the solver
+ *   about 2      the oldest, then the largest that fits, and again: large samples must not meet small ones two at a time */
+#include "packer/planner_fit.h"
+
+#include "base/check.h"
+
+#define PAIR_TRIES 64
+#define PATCH_TRIES 64
+
+struct fit {
+    const struct pd_rules *rules;
+    struct pd_window *window;
+    struct pd_pack *pack;
+    struct pd_planner_stats *stats;
+    uint32_t keys, segments, patches; /* room left; UINT32_MAX where there is no cap */
+    int rc;
+};
+
+static void take(struct fit *fit, uint32_t slot)
+{
+    const struct pd_entry *entry = &fit->window->entries[slot];
+    uint64_t age = fit->window->entered - entry->entered - 1;
+    struct pd_planner_stats *stats = fit->stats;
+    if (age > stats->age_max_samples)
+        stats->age_max_samples = age;
+    stats->parts++;
+    stats->samples += entry->segment.part == 0;
+    stats->used_slots += entry->segment.slot_tokens;
+    stats->real_tokens += entry->segment.length_tokens;
+    fit->keys -= fit->window->nodes[slot].key;
+    if (fit->segments != UINT32_MAX)
+        fit->segments--;
+    if (fit->patches != UINT32_MAX)
+        fit->patches -= entry->segment.patches;
+    if (fit->rc == 0)
+        fit->rc = pd_pack_push(fit->pack, &entry->segment);
+    pd_window_remove(fit->window, slot);
+}
+
+static bool patches_fit(const struct fit *fit, uint32_t slot)
+{
+    return fit->patches == UINT32_MAX ||
+           fit->window->entries[slot].segment.patches <= fit->patches;
+}
+
+static bool fits(const struct fit *fit, uint32_t slot)
+{
+    return fit->window->nodes[slot].key <= fit->keys && fit->segments > 0 && patches_fit(fit, slot);
+}
+
+/* The oldest entry of the largest size <= key whose patches fit too. */
+static uint32_t largest_at_most(const struct fit *fit, uint32_t key)
+{
+    for (uint32_t tries = 0; tries < PATCH_TRIES && key > 0; tries++) {
+        key = pd_bits_at_most(&fit->window->sizes, key);
+        if (key == PD_BITS_NONE)
+            return PD_SLOT_NONE;
+        uint32_t slot = pd_window_first(fit->window, key);
+        if (patches_fit(fit, slot))
+            return slot;
+        key--;
+    }
+    return PD_SLOT_NONE;
+}
+
+/* Two different entries of sizes a and b that fit together. */
+static bool take_pair(struct fit *fit, uint32_t a, uint32_t b)
+{
+    uint32_t first = pd_window_first(fit->window, a);
+    uint32_t second = a == b ? fit->window->nodes[first].fifo_newer : pd_window_first(fit->window, b);
+    if (second == PD_SLOT_NONE)
+        return false;
+    uint64_t patches = (uint64_t)fit->window->entries[first].segment.patches +
+                       fit->window->entries[second].segment.patches;
+    if (fit->patches != UINT32_MAX && patches > fit->patches)
+        return false;
+    take(fit, first);
+    take(fit, second);
+    return true;
+}
+
+/* Two sizes that fill the rest exactly: from the largest that leaves room for the smallest, down to the half. */
+static bool finish_pair(struct fit *fit)
+{
+    if (fit->segments < 2)
+        return false;
+    uint32_t smallest = pd_bits_lowest(&fit->window->sizes);
+    if (smallest == PD_BITS_NONE || smallest >= fit->keys)
+        return false;
+    uint32_t a = pd_bits_at_most(&fit->window->sizes, fit->keys - smallest);
+    for (uint32_t tries = 0; tries < PAIR_TRIES && a != PD_BITS_NONE && 2 * a >= fit->keys; tries++) {
+        uint32_t b = fit->keys - a;
+        if (pd_window_first(fit->window, b) != PD_SLOT_NONE && take_pair(fit, a, b))
+            return true;
+        a = pd_bits_at_most(&fit->window->sizes, a - 1);
+    }
+    return false;
+}
+
+/* In order of arrival until the next would leave less than `rest`, unless it fills the pack. Never past one that does not fit. */
+static void take_body(struct fit *fit, uint32_t rest)
+{
+    take(fit, fit->window->oldest);
+    while (fit->window->oldest != PD_SLOT_NONE && fits(fit, fit->window->oldest)) {
+        uint32_t key = fit->window->nodes[fit->window->oldest].key;
+        bool ends = fit->keys - key < rest || fit->segments <= 2;
+        if (ends && key != fit->keys)
+            return;
+        take(fit, fit->window->oldest);
+    }
+}
+
+static void fit_pairs(struct fit *fit)
+{
+    uint32_t mean = pd_window_mean(fit->window), half = fit->window->key_max / 2;
+    take_body(fit, mean > half / 3 ? half : 3 * mean);
+    while (fit->keys > 0 && fit->segments > 0) {
+        uint32_t slot = largest_at_most(fit, fit->keys);
+        if (slot == PD_SLOT_NONE)
+            return;
+        bool exact = fit->window->nodes[slot].key == fit->keys;
+        if (!exact && finish_pair(fit))
+            return;
+        take(fit, slot);
+    }
+}
+
+static void fit_best(struct fit *fit)
+{
+    take(fit, fit->window->oldest);
+    while (fit->keys > 0 && fit->segments > 0) {
+        uint32_t slot = largest_at_most(fit, fit->keys);
+        if (slot == PD_SLOT_NONE)
+            return;
+        take(fit, slot);
+    }
+}
+
+static void fit_solver(struct fit *fit, struct pd_solver *solver)
+{
+    uint32_t bin = pd_solver_choose(solver, fit->window, fit->rules->segments_max);
+    uint32_t slot = solver->bins[bin].first;
+    while (slot != PD_SLOT_NONE) {
+        uint32_t next = fit->window->nodes[slot].bin_next;
+        take(fit, slot);
+        slot = next;
+    }
+    pd_solver_took(solver, bin);
+}
+
+static void fit_sequential(struct fit *fit)
+{
+    take(fit, fit->window->oldest);
+    while (fit->window->oldest != PD_SLOT_NONE && fits(fit, fit->window->oldest))
+        take(fit, fit->window->oldest);
+}
+
+/* By the mean size m of recent samples against the pack's size L: 4m <= L, below 15/32 L, above. The solver knows no patches. */
+static void fit_exact(struct fit *fit, struct pd_solver *solver)
+{
+    uint64_t mean = fit->window->mean_fixed, pack = (uint64_t)fit->window->key_max << 16;
+    bool pairs = 4 * mean <= pack;
+    bool best = !pairs && (32 * mean >= 15 * pack || fit->rules->patches_max > 0);
+    if (!pairs && !best) {
+        fit_solver(fit, solver);
+        return;
+    }
+    pd_solver_void(solver);
+    if (pairs)
+        fit_pairs(fit);
+    else
+        fit_best(fit);
+}
+
+int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct pd_solver *solver,
+                struct pd_pack *pack, struct pd_planner_stats *stats)
+{
+    struct fit fit = {.rules = rules,
+                      .window = window,
+                      .pack = pack,
+                      .stats = stats,
+                      .keys = window->key_max,
+                      .segments = rules->segments_max ? rules->segments_max : UINT32_MAX,
+                      .patches = rules->patches_max ? rules->patches_max : UINT32_MAX};
+    PD_CHECK(window->count > 0);
+    switch (rules->strategy) {
+    case PD_STRATEGY_EXACT:
+        fit_exact(&fit, solver);
+        break;
+    case PD_STRATEGY_SEQUENTIAL:
+        fit_sequential(&fit);
+        break;
+    case PD_STRATEGY_NONE:
+        take(&fit, window->oldest);
+        break;
+    case PD_STRATEGY_BEST_FIT:
+        fit_best(&fit);
+        break;
+    }
+    return fit.rc;
+}

@@ -1,0 +1,300 @@
+/* The refill: from the lanes, over the shuffle buffer, through the over-length policy, into the window.
+ *
+ * First half of making a pack; the fit is the second. Owner: the planner's thread. Invariant: what is drawn depends on the log's order and the
+ * records' places; where the next sample is not there yet, the refill stops and goes on later exactly where it was. It makes no pack.
+ *
+ *   lane head ──> left out (skipped, over-length)                         counted
+ *             ──> entry ──> [shuffle buffer] ──> window
+ *                                            └─> pending ──> part, part, ... ──> window      (split) */
+#include "packer/planner_state.h"
+
+enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED };
+
+enum step { STEP_TOOK = PD_REFILL_BLOCKED + 1 };
+
+static uint64_t bytes_of_part(uint64_t sample_bytes, uint32_t part_tokens, uint32_t sample_tokens)
+{
+    return (uint64_t)((unsigned __int128)sample_bytes * part_tokens / sample_tokens);
+}
+
+static uint32_t slot_of(const struct pd_rules *rules, uint32_t tokens)
+{
+    if (rules->seg_align == 1)
+        return tokens;
+    return (tokens + rules->seg_align - 1) / rules->seg_align * rules->seg_align;
+}
+
+static void entry_fill(struct pd_entry *entry, const struct pd_head *head, uint32_t lane,
+                       uint32_t pass)
+{
+    entry->segment = (struct pd_segment){.block = head->block,
+                                         .index = head->index,
+                                         .stream = head->stream,
+                                         .seq = head->seq,
+                                         .source = head->source,
+                                         .pass = pass,
+                                         .part_count = 1,
+                                         .length_tokens = head->length_tokens,
+                                         .sample_tokens = head->length_tokens,
+                                         .patches = head->patches,
+                                         .weight = head->weight};
+    entry->payload_bytes = pd_head_bytes(head);
+    entry->lane = lane;
+    entry->cuttable = false;
+    entry->dropped = false;
+}
+
+static void entry_apply_cut(struct pd_entry *entry, const struct pd_cut *cut)
+{
+    struct pd_segment *segment = &entry->segment;
+    entry->payload_bytes =
+        bytes_of_part(entry->payload_bytes, cut->length_tokens, segment->sample_tokens);
+    segment->offset_tokens = cut->offset_tokens;
+    segment->overlap_tokens = cut->overlap_tokens;
+    segment->length_tokens = cut->length_tokens;
+    segment->patches = cut->patches;
+    segment->loss_tokens = cut->loss_tokens;
+}
+
+static enum admit admit_over(const struct pd_rules *rules, const struct pd_head *head,
+                             struct pd_entry *entry, uint64_t *slots)
+{
+    struct pd_cut_room room = pd_planner_room(rules);
+    struct pd_split_sums sums;
+    struct pd_cut cut;
+    switch (rules->over_length) {
+    case PD_OVER_REJECT:
+        return LEAVE_REJECTED;
+    case PD_OVER_KEEP_HEAD:
+        if (!pd_cut_keep_head(head, room, &cut))
+            return LEAVE_REJECTED;
+        break;
+    case PD_OVER_KEEP_TAIL:
+        if (!pd_cut_keep_tail(head, room, &cut))
+            return LEAVE_REJECTED;
+        break;
+    case PD_OVER_SPLIT:
+        if (!pd_split_measure(head, room, rules->seg_align, &sums))
+            return LEAVE_REJECTED;
+        entry->segment.part_count = sums.parts;
+        entry->segment.sample_loss_tokens = sums.loss_tokens;
+        entry->segment.slot_tokens = head->length_tokens;
+        entry->cuttable = true;
+        *slots = sums.slot_tokens;
+        return ADMIT_SPLIT;
+    }
+    entry_apply_cut(entry, &cut);
+    entry->segment.sample_loss_tokens = cut.loss_tokens;
+    *slots = entry->segment.slot_tokens = slot_of(rules, cut.length_tokens);
+    return ADMIT_CUT;
+}
+
+/* What becomes of a head: *entry is filled unless it is left out; *slots is what it will take in packs. */
+static enum admit admit(const struct pd_planner *planner, const struct pd_head *head, uint32_t lane,
+                        struct pd_entry *entry, uint64_t *slots)
+{
+    const struct pd_rules *rules = &planner->rules;
+    if (planner->records.skip_count > 0 &&
+        pd_records_skips(&planner->records, head->stream, head->seq))
+        return LEAVE_SKIPPED;
+    entry_fill(entry, head, lane, planner->lanes.lane[lane].pass);
+    if (!pd_cut_fits(head, pd_planner_room(rules)))
+        return admit_over(rules, head, entry, slots);
+    uint32_t targets = pd_loss_runs_count(head->loss, 1, head->length_tokens);
+    entry->segment.loss_tokens = entry->segment.sample_loss_tokens = targets;
+    *slots = entry->segment.slot_tokens = slot_of(rules, head->length_tokens);
+    return ADMIT_WHOLE;
+}
+
+static void count_admit(struct pd_planner *planner, enum admit how, const struct pd_head *head,
+                        const struct pd_entry *entry)
+{
+    struct pd_planner_stats *stats = &planner->stats;
+    if (how == ADMIT_CUT) {
+        stats->truncated_samples++;
+        stats->truncated_tokens += head->length_tokens - entry->segment.length_tokens;
+    }
+    stats->split_samples += how == ADMIT_SPLIT;
+    stats->skipped_samples += how == LEAVE_SKIPPED;
+    stats->rejected_samples += how == LEAVE_REJECTED;
+}
+
+/* The head is used up, whatever became of it. */
+static void consume(struct pd_planner *planner, const struct pd_head *head, uint32_t lane,
+                    uint64_t slots, bool out_of_turn)
+{
+    uint32_t rule = planner->lanes.ordered ? 0 : lane;
+    if (planner->records.skip_count > 0 &&
+        planner->rules.lanes[rule].on_end != PD_ON_END_REPEAT)
+        pd_records_retire(&planner->records, head->stream, head->seq);
+    pd_lanes_consume(&planner->lanes, lane, slots, out_of_turn);
+}
+
+struct drawn {
+    const struct pd_head *head;
+    uint32_t lane;
+    bool out_of_turn;
+};
+
+static int refill_of(int draw)
+{
+    switch (draw) {
+    case PD_DRAW_DRY:
+        return PD_REFILL_SHORT;
+    case PD_DRAW_ENDED:
+        return PD_REFILL_ENDED;
+    default:
+        return PD_REFILL_BLOCKED;
+    }
+}
+
+/* The next head. STEP_TOOK, a reason to stop, or an error. While a flush is open and not even one pack's worth is left, lanes that do have
+ * heads before it stand in for the due one: everything before a flush gets packed. */
+static int draw(struct pd_planner *planner, const struct pd_supply *supply, struct drawn *drawn)
+{
+    uint64_t limit = pd_records_limit(&planner->records);
+    drawn->out_of_turn = false;
+    int rc = pd_lanes_peek(&planner->lanes, supply, limit, &drawn->head, &drawn->lane);
+    bool low = planner->window.keys < planner->window.key_max && planner->shuffle.count == 0;
+    if (rc == PD_DRAW_DRY && low) {
+        drawn->out_of_turn = true;
+        rc = pd_lanes_peek_any(&planner->lanes, supply, limit, &drawn->head, &drawn->lane);
+    }
+    if (rc < 0)
+        return rc;
+    return rc == PD_DRAW_HEAD ? (int)STEP_TOOK : refill_of(rc);
+}
+
+static bool window_has_room(const struct pd_planner *planner, uint64_t payload_bytes)
+{
+    return planner->window.count == 0 ||
+           planner->window.payload_bytes + payload_bytes <= planner->rules.window_bytes;
+}
+
+static void start_pending(struct pd_planner *planner, const struct pd_entry *entry,
+                          const struct pd_head *head)
+{
+    planner->pending = (struct pd_pending){.active = true, .entry = *entry, .head = head};
+}
+
+/* One part of the pending sample into the window. */
+static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
+{
+    struct pd_pending *pending = &planner->pending;
+    struct pd_segment *sample = &pending->entry.segment;
+    if (!pending->head) {
+        struct pd_cursor at = {sample->block, sample->index};
+        int rc = pd_lanes_reread(&planner->lanes, supply, pending->entry.lane, at, &pending->head);
+        if (rc != 0)
+            return rc;
+        if (pending->head->length_tokens != sample->sample_tokens)
+            return PD_ECORRUPT;
+    }
+    struct pd_split split = pending->split;
+    struct pd_cut cut;
+    if (pd_split_done(&split, pending->head) || split.part >= sample->part_count ||
+        !pd_split_next(&split, pending->head, pd_planner_room(&planner->rules), &cut))
+        return PD_ECORRUPT;
+    struct pd_entry *entry = &planner->window.entries[pd_window_slot(&planner->window)];
+    *entry = pending->entry;
+    entry->cuttable = false;
+    entry_apply_cut(entry, &cut);
+    entry->segment.part = pending->split.part;
+    entry->segment.slot_tokens = slot_of(&planner->rules, cut.length_tokens);
+    if (!window_has_room(planner, entry->payload_bytes))
+        return PD_REFILL_FULL;
+    pd_window_insert(&planner->window);
+    pending->split = split;
+    pending->active = !pd_split_done(&split, pending->head);
+    return STEP_TOOK;
+}
+
+/* One head from its lane straight into the window. */
+static int take_next(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
+{
+    struct drawn drawn;
+    int rc = draw(planner, supply, &drawn);
+    *lane = drawn.lane;
+    if (rc != STEP_TOOK)
+        return rc;
+    struct pd_entry *entry = &planner->window.entries[pd_window_slot(&planner->window)];
+    uint64_t slots = 0;
+    enum admit how = admit(planner, drawn.head, drawn.lane, entry, &slots);
+    if (how <= ADMIT_CUT) {
+        if (!window_has_room(planner, entry->payload_bytes))
+            return PD_REFILL_FULL;
+        pd_window_insert(&planner->window);
+    }
+    if (how == ADMIT_SPLIT)
+        start_pending(planner, entry, drawn.head);
+    if (how != ADMIT_WHOLE)
+        count_admit(planner, how, drawn.head, entry);
+    consume(planner, drawn.head, drawn.lane, slots, drawn.out_of_turn);
+    return STEP_TOOK;
+}
+
+/* Heads into the shuffle buffer until it holds its target. 0, or why it does not. */
+static int fill_shuffle(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
+{
+    struct pd_shuffle *shuffle = &planner->shuffle;
+    while (shuffle->count < pd_shuffle_target(shuffle, &planner->rules)) {
+        struct drawn drawn;
+        int rc = draw(planner, supply, &drawn);
+        *lane = drawn.lane;
+        if (rc != STEP_TOOK)
+            return rc;
+        struct pd_entry entry;
+        uint64_t slots = 0;
+        enum admit how = admit(planner, drawn.head, drawn.lane, &entry, &slots);
+        if (how <= ADMIT_SPLIT) {
+            if (shuffle->count > 0 &&
+                shuffle->payload_bytes + entry.payload_bytes > planner->rules.shuffle_bytes)
+                return 0;
+            rc = pd_shuffle_push(shuffle, &entry);
+            if (rc != 0)
+                return rc;
+        }
+        count_admit(planner, how, drawn.head, &entry);
+        consume(planner, drawn.head, drawn.lane, slots, drawn.out_of_turn);
+    }
+    return 0;
+}
+
+/* One sample from the shuffle buffer into the window. */
+static int take_shuffled(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
+{
+    struct pd_shuffle *shuffle = &planner->shuffle;
+    int rc = fill_shuffle(planner, supply, lane);
+    if (rc < 0 || rc == PD_REFILL_BLOCKED)
+        return rc;
+    if (shuffle->count == 0)
+        return rc;
+    uint32_t slot = pd_shuffle_pick(shuffle, planner->rules.seed);
+    const struct pd_entry *leaving = &shuffle->entries[slot];
+    if (leaving->dropped) {
+        planner->stats.skipped_samples++;
+    } else if (leaving->cuttable) {
+        start_pending(planner, leaving, NULL);
+    } else {
+        if (!window_has_room(planner, leaving->payload_bytes))
+            return PD_REFILL_FULL;
+        planner->window.entries[pd_window_slot(&planner->window)] = *leaving;
+        pd_window_insert(&planner->window);
+    }
+    pd_shuffle_remove(shuffle, slot);
+    return STEP_TOOK;
+}
+
+int pd_refill(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
+{
+    bool shuffled = planner->rules.order == PD_ORDER_SHUFFLE;
+    *lane = PD_LANE_NONE;
+    while (planner->window.count < planner->window.capacity) {
+        int rc = planner->pending.active ? take_part(planner, supply)
+                 : shuffled              ? take_shuffled(planner, supply, lane)
+                                         : take_next(planner, supply, lane);
+        if (rc != STEP_TOOK)
+            return rc;
+    }
+    return PD_REFILL_FULL;
+}

@@ -1,0 +1,158 @@
+/* The window's lists and sums.
+ *
+ * Refill inserts, fit removes; between them nothing else touches it. Owner: the planner's thread. Invariant: an entry is in the arrival
+ * list, and in the fifo of its size unless dormant; `sizes` has k exactly where fifo k is not empty. It decides nothing. */
+#include "packer/planner_window.h"
+
+#include "base/check.h"
+
+#define MEAN_SHIFT 10 /* the running mean looks back over about 2^10 entries */
+
+static void free_list_fill(struct pd_window *window)
+{
+    for (uint32_t i = 0; i < window->capacity; i++)
+        window->nodes[i].newer = i + 1 < window->capacity ? i + 1 : PD_SLOT_NONE;
+    window->free = 0;
+}
+
+int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, uint32_t capacity)
+{
+    uint32_t key_max = seq_len / align;
+    *window = (struct pd_window){.align = align,
+                                 .key_max = key_max,
+                                 .capacity = capacity,
+                                 .oldest = PD_SLOT_NONE,
+                                 .newest = PD_SLOT_NONE};
+    window->nodes = calloc(capacity, sizeof *window->nodes);
+    window->entries = calloc(capacity, sizeof *window->entries);
+    window->fifos = malloc(((size_t)key_max + 1) * sizeof *window->fifos);
+    bool bits = pd_bits_init(&window->sizes, key_max);
+    if (!window->nodes || !window->entries || !window->fifos || !bits) {
+        pd_window_fini(window);
+        return PD_ENOMEM;
+    }
+    for (uint32_t k = 0; k <= key_max; k++)
+        window->fifos[k] = (struct pd_fifo){PD_SLOT_NONE, PD_SLOT_NONE};
+    free_list_fill(window);
+    return 0;
+}
+
+void pd_window_fini(struct pd_window *window)
+{
+    free(window->nodes);
+    free(window->entries);
+    free(window->fifos);
+    pd_bits_fini(&window->sizes);
+    *window = (struct pd_window){0};
+}
+
+/* The next part of the same sample in the same pass. Parts enter one after the other. */
+static bool follows(const struct pd_segment *part, const struct pd_segment *next)
+{
+    return next->part == part->part + 1 && next->block == part->block &&
+           next->index == part->index && next->stream == part->stream && next->pass == part->pass;
+}
+
+static bool is_dormant(const struct pd_window *window, uint32_t slot)
+{
+    const struct pd_segment *segment = &window->entries[slot].segment;
+    return segment->part > 0 && window->newest != PD_SLOT_NONE &&
+           follows(&window->entries[window->newest].segment, segment);
+}
+
+/* Behind the last entry of this size that is not newer. Fresh entries are the newest of all; only a part that wakes up walks. */
+static void fifo_link(struct pd_window *window, uint32_t slot)
+{
+    struct pd_node *node = &window->nodes[slot];
+    struct pd_fifo *fifo = &window->fifos[node->key];
+    uint64_t entered = window->entries[slot].entered;
+    uint32_t before = fifo->newest, after = PD_SLOT_NONE;
+    if (before == PD_SLOT_NONE)
+        pd_bits_set(&window->sizes, node->key);
+    while (before != PD_SLOT_NONE && window->entries[before].entered > entered) {
+        after = before;
+        before = window->nodes[before].fifo_older;
+    }
+    node->fifo_older = before;
+    node->fifo_newer = after;
+    *(before == PD_SLOT_NONE ? &fifo->oldest : &window->nodes[before].fifo_newer) = slot;
+    *(after == PD_SLOT_NONE ? &fifo->newest : &window->nodes[after].fifo_older) = slot;
+}
+
+static void fifo_unlink(struct pd_window *window, uint32_t slot)
+{
+    struct pd_node *node = &window->nodes[slot];
+    struct pd_fifo *fifo = &window->fifos[node->key];
+    uint32_t before = node->fifo_older, after = node->fifo_newer;
+    *(before == PD_SLOT_NONE ? &fifo->oldest : &window->nodes[before].fifo_newer) = after;
+    *(after == PD_SLOT_NONE ? &fifo->newest : &window->nodes[after].fifo_older) = before;
+    if (fifo->oldest == PD_SLOT_NONE)
+        pd_bits_clear(&window->sizes, node->key);
+}
+
+/* An exact mean of the first 2^MEAN_SHIFT keys, an exponential one afterwards. */
+static void mean_update(struct pd_window *window, uint32_t key)
+{
+    int64_t change = ((int64_t)key << 16) - (int64_t)window->mean_fixed;
+    if (window->entered >> MEAN_SHIFT)
+        window->mean_fixed = (uint64_t)((int64_t)window->mean_fixed + (change >> MEAN_SHIFT));
+    else
+        window->mean_fixed =
+            (uint64_t)((int64_t)window->mean_fixed + change / (int64_t)(window->entered + 1));
+}
+
+void pd_window_insert(struct pd_window *window)
+{
+    uint32_t slot = window->free;
+    PD_CHECK(slot != PD_SLOT_NONE);
+    struct pd_node *node = &window->nodes[slot];
+    struct pd_entry *entry = &window->entries[slot];
+    uint32_t key = pd_window_key_of(window, entry->segment.slot_tokens);
+    PD_CHECK(key > 0 && key <= window->key_max);
+    window->free = node->newer;
+    entry->entered = window->entered;
+    mean_update(window, key);
+    window->entered++;
+    *node = (struct pd_node){.key = key,
+                             .older = window->newest,
+                             .newer = PD_SLOT_NONE,
+                             .bin = PD_BIN_NONE,
+                             .dormant = is_dormant(window, slot)};
+    *(window->newest == PD_SLOT_NONE ? &window->oldest : &window->nodes[window->newest].newer) =
+        slot;
+    window->newest = slot;
+    window->count++;
+    window->keys += key;
+    window->payload_bytes += entry->payload_bytes;
+    if (!node->dormant)
+        fifo_link(window, slot);
+}
+
+/* The part behind `slot`, if it waited for it, may be chosen now. */
+static void wake_follower(struct pd_window *window, uint32_t slot, uint32_t next)
+{
+    if (next == PD_SLOT_NONE || !window->nodes[next].dormant)
+        return;
+    if (!follows(&window->entries[slot].segment, &window->entries[next].segment))
+        return;
+    window->nodes[next].dormant = false;
+    fifo_link(window, next);
+}
+
+void pd_window_remove(struct pd_window *window, uint32_t slot)
+{
+    struct pd_node *node = &window->nodes[slot];
+    uint32_t older = node->older, newer = node->newer;
+    if (!node->dormant)
+        fifo_unlink(window, slot);
+    *(older == PD_SLOT_NONE ? &window->oldest : &window->nodes[older].newer) = newer;
+    *(newer == PD_SLOT_NONE ? &window->newest : &window->nodes[newer].older) = older;
+    window->count--;
+    window->keys -= node->key;
+    window->payload_bytes -= window->entries[slot].payload_bytes;
+    if (window->entries[slot].segment.part_count > 1)
+        wake_follower(window, slot, newer);
+    node->newer = window->free;
+    window->free = slot;
+}
+
