@@ -298,6 +298,8 @@ DEV_KERNEL(DEV_THREADS) attention_bf16(const struct pd_attention a)
         return;
     float scale_log2 = a.scale * 1.44269504f;
     int32_t end = dev_key_end<BF16_ROWS, CAUSAL>(t);
+    int32_t warp_row = t.row0 + (int32_t)dev_thread() / DEV_LANES * BF16_WARP_ROWS;
+    int32_t seen_by_all = CAUSAL && warp_row + 1 < t.keys ? warp_row + 1 : t.keys; // keys of its first row
     bf16_load_queries<D>(a, t, r);
     bf16_clear<D>(r); // [reset]
     r.top[0] = r.top[1] = -INFINITY; // [reset]
@@ -312,7 +314,6 @@ DEV_KERNEL(DEV_THREADS) attention_bf16(const struct pd_attention a)
         if (key0 + BF16_KEYS < end)
             bf16_fetch<D>(a, t, key0 + BF16_KEYS, other);
         bf16_logits<D>(r, buffer, s);
-        int32_t seen_by_all = CAUSAL && r.row + 1 < t.keys ? r.row + 1 : t.keys;
         if (key0 + BF16_KEYS > seen_by_all)
             bf16_mask<CAUSAL>(t, key0, r.row, r.pair, s);
         bf16_softmax<D, SUMS>(scale_log2, r, s);
