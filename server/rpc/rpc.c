@@ -1,0 +1,456 @@
+/* The gRPC server: binding, threads, start and stop.
+ *
+ * Place in the flow: packd.c starts it last and stops it first. N threads, each with one completion queue; every queue keeps accepts posted, and a call stays
+ * where it was accepted. Invariant: `live` counts every posted accept and every call; queues are shut down only when it is 0, so no event can
+ * be posted to a queue that is going away. It knows no method.
+ *
+ * Timers: a thread waits for its queue at most until its next tick, and at each tick looks at every call it owns (writes that make no progress,
+ * Waiting messages, credit). So time-outs are 100 ms coarse and need no alarms.
+ *
+ * Stop: NOT_SERVING; server shutdown (posted accepts come back, connections get GOAWAY); each long call is told and ends itself; after the grace
+ * period all calls are cancelled; queues are shut down, threads joined, everything destroyed, at last gRPC itself, which lets go of the last slices. */
+#include "server/rpc/call.h"
+
+#include "base/check.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <grpc/grpc_security.h>
+#include <grpc/support/alloc.h>
+#include <grpc/support/log.h>
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define ACCEPTS_PER_THREAD 64
+#define THREADS_MAX 64
+/* After all calls were cancelled, gRPC needs only its own threads' time to give everything back. */
+#define CANCEL_WAIT_NS 10000000000u
+
+struct accept {
+    struct pd_tag tag;
+    struct pd_rpc_thread *thread;
+    grpc_call *call;
+    grpc_call_details details;
+    grpc_metadata_array metadata;
+};
+
+void pd_rpc_live_add(struct pd_rpc *rpc, int amount)
+{
+    pthread_mutex_lock(&rpc->lock);
+    PD_CHECK(amount > 0 || rpc->live >= (uint32_t)-amount);
+    rpc->live += (uint32_t)amount;
+    if (rpc->live == 0)
+        pthread_cond_broadcast(&rpc->changed);
+    pthread_mutex_unlock(&rpc->lock);
+}
+
+/* ---- accepting ---- */
+
+static void accept_free(struct accept *accept)
+{
+    struct pd_rpc *rpc = accept->thread->rpc;
+
+    grpc_call_details_destroy(&accept->details);
+    grpc_metadata_array_destroy(&accept->metadata);
+    free(accept);
+    pd_rpc_live_add(rpc, -1);
+}
+
+static void accept_post(struct pd_rpc_thread *thread);
+
+static void on_accept(struct pd_tag *tag, bool ok)
+{
+    struct accept *accept = PD_CONTAINER_OF(tag, struct accept, tag);
+
+    if (ok) {
+        accept_post(accept->thread);
+        const grpc_slice path = accept->details.method;
+        pd_call_accept(accept->thread, accept->call,
+                       pd_method_find((const char *)GRPC_SLICE_START_PTR(path), GRPC_SLICE_LENGTH(path)));
+    }
+    accept_free(accept);
+}
+
+static void accept_post(struct pd_rpc_thread *thread)
+{
+    if (atomic_load(&thread->rpc->stopping))
+        return;
+    struct accept *accept = calloc(1, sizeof(*accept));
+    if (!accept)
+        return; /* the other accepts of the queue go on */
+    accept->tag.done = on_accept;
+    accept->thread = thread;
+    grpc_call_details_init(&accept->details);
+    grpc_metadata_array_init(&accept->metadata);
+    pd_rpc_live_add(thread->rpc, 1);
+    grpc_call_error rc =
+        grpc_server_request_call(thread->rpc->server, &accept->call, &accept->details,
+                                 &accept->metadata, thread->cq, thread->cq, &accept->tag);
+    if (rc != GRPC_CALL_OK)
+        accept_free(accept);
+}
+
+/* ---- the threads ---- */
+
+static void tick_call(struct pd_call *call, uint64_t now_ns)
+{
+    struct pd_rpc *rpc = call->thread->rpc;
+
+    if (call->writing && !call->closed && now_ns - call->write_since_ns > rpc->options.config->stall_ns) {
+        pd_log(PD_LOG_WARN, "call_stalled", "method=%s", call->method->path);
+        (void)grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                           "STALL: the peer takes nothing", NULL);
+        return;
+    }
+    if (pd_call_is_over(call))
+        return;
+    if (atomic_load(&rpc->stopping) && !call->stop_told) {
+        call->stop_told = true;
+        if (call->method->stop)
+            call->method->stop(call);
+    }
+    if (!pd_call_is_over(call) && call->method->tick)
+        call->method->tick(call);
+}
+
+static void tick(struct pd_rpc_thread *thread)
+{
+    uint64_t now_ns = pd_clock_mono_ns();
+
+    if (now_ns < thread->tick_at_ns)
+        return;
+    thread->tick_at_ns = now_ns + PD_RPC_TICK_NS;
+    for (struct pd_link *at = thread->calls.next; at != &thread->calls;) {
+        struct pd_call *call = PD_CONTAINER_OF(at, struct pd_call, link);
+        at = at->next;
+        pd_call_ref(call);
+        tick_call(call, now_ns);
+        pd_call_unref(call);
+    }
+}
+
+static gpr_timespec next_tick(const struct pd_rpc_thread *thread)
+{
+    uint64_t now_ns = pd_clock_mono_ns();
+    uint64_t wait_ns = thread->tick_at_ns > now_ns ? thread->tick_at_ns - now_ns : 0;
+
+    return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                        gpr_time_from_nanos((int64_t)wait_ns, GPR_TIMESPAN));
+}
+
+static void *run(void *arg)
+{
+    struct pd_rpc_thread *thread = arg;
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), "rpc-%u", thread->index);
+    (void)pthread_setname_np(pthread_self(), name);
+    for (;;) {
+        grpc_event event = grpc_completion_queue_next(thread->cq, next_tick(thread), NULL);
+        if (event.type == GRPC_QUEUE_SHUTDOWN)
+            break;
+        if (event.type == GRPC_OP_COMPLETE) {
+            struct pd_tag *tag = event.tag;
+            tag->done(tag, event.success != 0);
+        }
+        tick(thread);
+    }
+    PD_CHECK(pd_list_empty(&thread->calls));
+    return NULL;
+}
+
+/* ---- start ---- */
+
+static void grpc_line(gpr_log_func_args *args)
+{
+    if (args->severity == GPR_LOG_SEVERITY_ERROR)
+        pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line, args->message);
+}
+
+static grpc_arg int_arg(const char *key, int value)
+{
+    return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
+}
+
+static int int_of(uint64_t value)
+{
+    return value > INT32_MAX ? INT32_MAX : (int)value;
+}
+
+/* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read may buffer stays near the look-ahead. */
+static grpc_server *make_server(const struct pd_config *config)
+{
+    grpc_arg args[] = {
+        int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
+        int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 512 << 10),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
+        int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, int_of((uint64_t)config->push_calls_max + 4096)),
+        int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
+        int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
+        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
+        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000),
+        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000),
+        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+    };
+    grpc_channel_args list = {.num_args = PD_COUNT_OF(args), .args = args};
+
+    return grpc_server_create(&list, NULL);
+}
+
+/* "host:0" with the port that was bound; other addresses as they are. */
+static char *bound_address(const char *address, int port)
+{
+    const char *colon = strrchr(address, ':');
+    char *text;
+
+    if (strncmp(address, "unix:", 5) == 0 || !colon)
+        return strdup(address);
+    return asprintf(&text, "%.*s:%d", (int)(colon - address), address, port) < 0 ? NULL : text;
+}
+
+static int bind_all(struct pd_rpc *rpc, struct pd_error *error)
+{
+    const struct pd_config *config = rpc->options.config;
+    grpc_server_credentials *credentials = grpc_insecure_server_credentials_create();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
+        int port = grpc_server_add_http2_port(rpc->server, config->listen[i], credentials);
+        if (port == 0) {
+            rc = pd_error_set(error, PD_EUNAVAIL, "BIND",
+                              "cannot listen on %s: the address is in use, or not one of this machine",
+                              config->listen[i]);
+            break;
+        }
+        rpc->addresses[i] = bound_address(config->listen[i], port);
+        rpc->address_count++;
+        if (!rpc->addresses[i])
+            rc = pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for an address");
+    }
+    grpc_server_credentials_release(credentials);
+    return rc;
+}
+
+static uint32_t threads_wanted(const struct pd_config *config)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t count = config->rpc_threads;
+
+    if (count == 0)
+        count = cores < 1 ? 1 : cores > 4 ? 4 : (uint32_t)cores;
+    return count > THREADS_MAX ? THREADS_MAX : count;
+}
+
+static int make_threads(struct pd_rpc *rpc, struct pd_error *error)
+{
+    uint32_t count = threads_wanted(rpc->options.config);
+
+    rpc->threads = calloc(count, sizeof(*rpc->threads));
+    rpc->addresses = calloc(rpc->options.config->listen_count + 1, sizeof(*rpc->addresses));
+    if (!rpc->threads || !rpc->addresses)
+        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for %u rpc threads", count);
+    for (; rpc->thread_count < count; rpc->thread_count++) {
+        struct pd_rpc_thread *thread = &rpc->threads[rpc->thread_count];
+        thread->rpc = rpc;
+        thread->index = rpc->thread_count;
+        pd_list_init(&thread->calls);
+        thread->cq = grpc_completion_queue_create_for_next(NULL);
+        grpc_server_register_completion_queue(rpc->server, thread->cq, NULL);
+    }
+    return 0;
+}
+
+static int start_threads(struct pd_rpc *rpc, struct pd_error *error)
+{
+    for (uint32_t i = 0; i < rpc->thread_count; i++) {
+        struct pd_rpc_thread *thread = &rpc->threads[i];
+        int rc = pthread_create(&thread->thread, NULL, run, thread);
+        if (rc != 0)
+            return pd_error_set(error, PD_ENOMEM, "THREAD", "cannot start rpc thread %u: %s", i, strerror(rc));
+        thread->started = true;
+        for (uint32_t n = 0; n < ACCEPTS_PER_THREAD; n++)
+            accept_post(thread);
+    }
+    return 0;
+}
+
+static void on_server_down(struct pd_tag *tag, bool ok)
+{
+    struct pd_rpc *rpc = PD_CONTAINER_OF(tag, struct pd_rpc, on_shutdown);
+
+    (void)ok;
+    pthread_mutex_lock(&rpc->lock);
+    rpc->server_down = true;
+    pthread_cond_broadcast(&rpc->changed);
+    pthread_mutex_unlock(&rpc->lock);
+}
+
+static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
+{
+    const struct pd_config *config = options->config;
+    struct pd_rpc *rpc = calloc(1, sizeof(*rpc));
+    pthread_condattr_t attributes;
+
+    if (!rpc)
+        return NULL;
+    rpc->options = *options;
+    rpc->on_shutdown.done = on_server_down;
+    rpc->started_wall_ns = pd_clock_wall_ns();
+    if (getrandom(&rpc->incarnation, sizeof(rpc->incarnation), 0) != sizeof(rpc->incarnation))
+        rpc->incarnation = rpc->started_wall_ns;
+    PD_CHECK(pthread_mutex_init(&rpc->lock, NULL) == 0 && pthread_condattr_init(&attributes) == 0);
+    PD_CHECK(pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0);
+    PD_CHECK(pthread_cond_init(&rpc->changed, &attributes) == 0);
+    (void)pthread_condattr_destroy(&attributes);
+    PD_CHECK(pd_credit_pool_init(&rpc->credit, config->memory_ingest_bytes,
+                                 config->push_calls_max > 0 ? config->push_calls_max : 1,
+                                 config->max_sample_bytes) == 0);
+    return rpc;
+}
+
+int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, struct pd_error *error)
+{
+    struct pd_rpc *rpc = make_rpc(options);
+
+    if (!rpc)
+        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for the gRPC server");
+    gpr_set_log_function(grpc_line);
+    grpc_init();
+    rpc->server = make_server(options->config);
+    int rc = rpc->server ? 0 : pd_error_set(error, PD_ENOMEM, "MEMORY", "gRPC made no server");
+    if (rc == 0)
+        rc = make_threads(rpc, error);
+    if (rc == 0)
+        rc = bind_all(rpc, error);
+    if (rc == 0) {
+        grpc_server_start(rpc->server);
+        rc = start_threads(rpc, error);
+    }
+    if (rc != 0) {
+        pd_rpc_stop(rpc, 0);
+        pd_rpc_free(rpc);
+        return rc;
+    }
+    *out = rpc;
+    return 0;
+}
+
+/* ---- running ---- */
+
+const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count)
+{
+    *count = rpc->address_count;
+    return (const char *const *)rpc->addresses;
+}
+
+void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving)
+{
+    atomic_store(&rpc->serving, serving);
+}
+
+void pd_rpc_drain(struct pd_rpc *rpc)
+{
+    atomic_store(&rpc->draining, true);
+}
+
+bool pd_rpc_is_ready(struct pd_rpc *rpc)
+{
+    return atomic_load(&rpc->serving) && !atomic_load(&rpc->draining) && !atomic_load(&rpc->stopping);
+}
+
+void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
+{
+    pthread_mutex_lock(&rpc->lock);
+    gauges->calls = rpc->live;
+    pthread_mutex_unlock(&rpc->lock);
+    uint64_t accepts = (uint64_t)rpc->thread_count * ACCEPTS_PER_THREAD;
+    gauges->calls -= gauges->calls < accepts ? gauges->calls : accepts;
+    gauges->push_calls = atomic_load(&rpc->push_calls);
+    gauges->fetch_calls = atomic_load(&rpc->fetch_calls);
+    gauges->ingest_reserved_bytes = pd_credit_reserved_bytes(&rpc->credit);
+    gauges->ingest_max_bytes = rpc->credit.max_bytes;
+}
+
+/* ---- stop ---- */
+
+/* True when the server is down and no call is left; false when the time has passed. */
+static bool wait_down(struct pd_rpc *rpc, uint64_t wait_ns)
+{
+    uint64_t until_ns = pd_clock_mono_ns() + wait_ns;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                             .tv_nsec = (long)(until_ns % 1000000000u)};
+    int rc = 0;
+
+    pthread_mutex_lock(&rpc->lock);
+    while (rc == 0 && !(rpc->server_down && rpc->live == 0))
+        rc = pthread_cond_timedwait(&rpc->changed, &rpc->lock, &until);
+    bool down = rpc->server_down && rpc->live == 0;
+    pthread_mutex_unlock(&rpc->lock);
+    return down;
+}
+
+/* A queue without a thread (start failed half-way) is emptied here. */
+static void finish_queue(struct pd_rpc_thread *thread)
+{
+    grpc_completion_queue_shutdown(thread->cq);
+    if (thread->started)
+        (void)pthread_join(thread->thread, NULL);
+    else
+        while (grpc_completion_queue_next(thread->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
+               GRPC_QUEUE_SHUTDOWN)
+            continue;
+    grpc_completion_queue_destroy(thread->cq);
+    if (thread->reader)
+        pd_log_reader_free(thread->reader);
+}
+
+static void stop_server(struct pd_rpc *rpc, uint64_t grace_ns)
+{
+    struct pd_rpc_thread *first = &rpc->threads[0];
+
+    grpc_server_shutdown_and_notify(rpc->server, first->cq, &rpc->on_shutdown);
+    if (!first->started) { /* nobody reads the queue: the notice is all there is in it */
+        grpc_event event = grpc_completion_queue_next(first->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        PD_CHECK(event.type == GRPC_OP_COMPLETE && event.tag == &rpc->on_shutdown);
+        on_server_down(&rpc->on_shutdown, true);
+    }
+    if (wait_down(rpc, grace_ns))
+        return;
+    pd_log(PD_LOG_WARN, "calls_cancelled", "calls=%u", rpc->live);
+    grpc_server_cancel_all_calls(rpc->server);
+    if (!wait_down(rpc, CANCEL_WAIT_NS))
+        pd_panic(__FILE__, __LINE__, "%u gRPC calls did not end after they were cancelled", rpc->live);
+}
+
+void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
+{
+    atomic_store(&rpc->draining, true);
+    atomic_store(&rpc->stopping, true);
+    if (rpc->thread_count > 0)
+        stop_server(rpc, grace_ns);
+    for (uint32_t i = 0; i < rpc->thread_count; i++)
+        finish_queue(&rpc->threads[i]);
+    if (rpc->server)
+        grpc_server_destroy(rpc->server);
+    rpc->server = NULL;
+    /* Blocking, so that every slice that points into a batch is gone before the batches' owner is. */
+    grpc_shutdown_blocking();
+}
+
+void pd_rpc_free(struct pd_rpc *rpc)
+{
+    pd_credit_pool_fini(&rpc->credit);
+    for (uint32_t i = 0; i < rpc->address_count; i++)
+        free(rpc->addresses[i]);
+    free(rpc->addresses);
+    free(rpc->threads);
+    (void)pthread_cond_destroy(&rpc->changed);
+    (void)pthread_mutex_destroy(&rpc->lock);
+    free(rpc);
+}

@@ -1,0 +1,24 @@
+/* What a trainer or an operator is told about a wait: pd_wait_info as a Waiting message. */
+#ifndef PD_SERVER_RPC_WAITING_H
+#define PD_SERVER_RPC_WAITING_H
+
+#include "proto/packd.pb-c.h"
+#include "server/serve.h"
+
+#define PD_WAITING_NAMES_MAX 32
+
+/* The message and the memory its fields point into. */
+struct pd_waiting {
+    Packd__V1__Waiting message;
+    char names[256];
+    char *streams[PD_WAITING_NAMES_MAX];
+    char text[400];
+};
+
+void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
+                     uint64_t incarnation);
+/* This client has granted no credit since `since_ns` (wall clock). */
+void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,
+                            uint64_t since_ns, uint64_t incarnation);
+
+#endif
