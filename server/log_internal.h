@@ -84,7 +84,6 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 
 /* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
-_Noreturn void pd_log_die(const struct pd_log *log, const char *what, const char *why);
 uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
 uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);
 

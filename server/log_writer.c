@@ -403,6 +403,19 @@ int pd_log_scan_rows(struct pd_log *log, enum pd_table table,
 
 #define SNAPSHOT_PIECE_BYTES (PD_LOG_PIECE_BYTES - PD_LOG_SEAL_BYTES)
 
+/* An earlier snapshot at this position may have had more pieces. */
+static int drop_pieces(struct pd_log *log, uint32_t feed, uint64_t position, uint32_t piece,
+                       struct pd_error *error)
+{
+    for (;; piece++) {
+        struct pd_log_key key = pd_log_key_snapshot(feed, position, piece);
+        MDB_val k = {key.size_bytes, key.bytes};
+        int rc = mdb_del(log->txn, log->dbs[PD_DB_SNAPSHOTS], &k, NULL);
+        if (rc)
+            return rc == MDB_NOTFOUND ? 0 : pd_log_failed(log, rc, "snapshot", error);
+    }
+}
+
 int pd_log_put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position,
                         const struct pd_buf *data, struct pd_error *error)
 {
@@ -421,7 +434,7 @@ int pd_log_put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position,
             return rc;
         offset += size;
     } while (offset < data->size_bytes);
-    return 0;
+    return drop_pieces(log, feed, position, piece, error);
 }
 
 /* The cursor on the last piece of the newest snapshot of `feed` below `before`. */

@@ -102,6 +102,9 @@ int pd_log_next_head(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t 
                      uint64_t limit, struct pd_block_head *head,
                      struct pd_error *error) PD_MUST_CHECK;
 
+/* Ends the process with one line: the log, what was being done, why it failed. */
+_Noreturn void pd_log_die(const struct pd_log *log, const char *what, const char *why);
+
 /* Which number the configuration's feed `index` has in the log: reading functions translate. Before
  * readers run. */
 #define PD_LOG_FEEDS_MAX 256

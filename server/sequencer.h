@@ -146,6 +146,8 @@ struct pd_feed_status {
     struct pd_want want; /* what the refill waits for, when it does */
     bool waiting;
     uint64_t waiting_since_ns; /* wall clock */
+    bool stopped; /* planning has stopped for good; stop says why */
+    struct pd_error stop;
     struct pd_stream_status *streams;
     uint32_t stream_count;
     struct pd_job_status *jobs;

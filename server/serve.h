@@ -51,6 +51,8 @@ struct pd_feed_progress {
     uint64_t waiting_since_ns; /* wall clock */
     uint32_t streams_open, streams_ended;
     bool end_declared;
+    bool stopped;          /* planning has stopped for good (damaged head, DIVERGED): packs beyond packs_planned never come */
+    char stop_reason[PD_REASON_MAX]; /* then */
     char want_streams[256]; /* names the refill waits for, comma separated, cut with "..." */
 };
 

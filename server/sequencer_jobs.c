@@ -1,0 +1,388 @@
+/* Jobs: named readers of a feed, their worlds and their commits.
+ *
+ * All ranks of one launch bring the same world token. A token never seen raises the generation and fences the world before it; the current one
+ * joins; a superseded one is refused for good, so that a world that wakes up late cannot fence the living one. Sequencer thread. Invariant:
+ * generation and last committed step never fall. It does not know which batches exist. */
+#include "server/sequencer_state.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "packer/layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct pd_seq_job *job_find(const struct pd_seq_feed *feed, const char *name)
+{
+    for (uint32_t i = 0; i < feed->job_count; i++)
+        if (!feed->jobs[i]->deleted && strcmp(feed->jobs[i]->spec.name, name) == 0)
+            return feed->jobs[i];
+    return NULL;
+}
+
+static int job_named(struct pd_sequencer *seq, const char *feed_name, const char *name,
+                     struct pd_seq_feed **feed, struct pd_seq_job **job, struct pd_error *error)
+{
+    int rc = pd_seq_feed_named(seq, feed_name, feed, error);
+    if (rc)
+        return rc;
+    *job = job_find(*feed, name);
+    if (!*job)
+        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "feed '%s' has no job '%s'",
+                            feed_name, name);
+    return 0;
+}
+
+/* ---- what a job may ask for ---- */
+
+/* dp_size*rows*accum choices that make step_packs, as text. */
+static void list_options(const struct pd_job_spec *spec, char *text, size_t size)
+{
+    size_t at = 0;
+    uint32_t per_rank = spec->dp_size && spec->step_packs % spec->dp_size == 0
+                            ? spec->step_packs / spec->dp_size
+                            : 0;
+    text[0] = 0;
+    if (per_rank == 0) {
+        at = (size_t)snprintf(text, size, "dp_size must divide %u", spec->step_packs);
+        return;
+    }
+    uint32_t listed = 0;
+    for (uint32_t rows = 1; rows <= per_rank && rows <= 4096 && listed < 8 && at + 32 < size;
+         rows++) {
+        if (per_rank % rows)
+            continue;
+        at += (size_t)snprintf(text + at, size - at, "%s%u*%u*%u", listed ? ", " : "",
+                               spec->dp_size, rows, per_rank / rows);
+        listed++;
+    }
+}
+
+static int check_shape(const struct pd_job_spec *spec, struct pd_error *error)
+{
+    bool zero = !spec->step_packs || !spec->dp_size || !spec->rows || !spec->accum;
+    uint64_t row_packs = (uint64_t)spec->dp_size * spec->rows;
+    bool fits = !zero && row_packs <= UINT32_MAX && row_packs * spec->accum == spec->step_packs;
+    if (fits)
+        return 0;
+    char options[160];
+    list_options(spec, options, sizeof options);
+    return pd_error_set(
+        error, PD_EMISMATCH, "STEP_PACKS",
+        "job '%s': dp_size %u * rows %u * accum %u is not step_packs %u; what fits: %s", spec->name,
+        spec->dp_size, spec->rows, spec->accum, spec->step_packs, options);
+}
+
+static int check_feed_allows(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                             const struct pd_job_spec *spec, struct pd_error *error)
+{
+    uint32_t align = feed->config->rules.seg_align;
+    if (spec->segment_multiple > 0 && align % spec->segment_multiple != 0)
+        return pd_error_set(error, PD_EMISMATCH, "SEGMENT_MULTIPLE",
+                            "job '%s' needs segments at multiples of %u, but feed '%s' has "
+                            "seg_align %u; set seg_align "
+                            "to a multiple of it",
+                            spec->name, spec->segment_multiple, feed->name, align);
+    uint64_t bytes = pd_layout_payload_max(&feed->config->layout, spec->rows);
+    if (bytes > seq->config->memory_batches_bytes / 2)
+        return pd_error_set(
+            error, PD_ELIMIT, "BATCH_TOO_LARGE",
+            "job '%s': a batch of %u rows may take %llu bytes, more than half of memory.batches "
+            "(%llu); use fewer rows and more accum",
+            spec->name, spec->rows, (unsigned long long)bytes,
+            (unsigned long long)seq->config->memory_batches_bytes);
+    return 0;
+}
+
+static int check_open(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                      const struct pd_request_open_job *request, struct pd_error *error)
+{
+    const char *log_id = pd_log_id(seq->log);
+    int rc = pd_name_check("job", request->spec.name, error);
+    if (rc)
+        return rc;
+    if (request->log_id[0] && strcmp(request->log_id, log_id) != 0)
+        return pd_error_set(
+            error, PD_EMISMATCH, "LOG_ID",
+            "job '%s' carries the state of log %s, this server has log %s: its steps are others",
+            request->spec.name, request->log_id, log_id);
+    rc = check_shape(&request->spec, error);
+    return rc ? rc : check_feed_allows(seq, feed, &request->spec, error);
+}
+
+/* ---- worlds ---- */
+
+static int spec_field(const char *job, const char *field, uint32_t has, uint32_t wanted,
+                      struct pd_error *error)
+{
+    if (has == wanted)
+        return 0;
+    return pd_error_set(error, PD_EMISMATCH, "SPEC_MISMATCH",
+                        "job '%s' runs with %s %u and this rank asks for %u; all ranks of a world "
+                        "must agree, and a new "
+                        "world needs a world_token of its own",
+                        job, field, has, wanted);
+}
+
+static int check_same_spec(const struct pd_job_spec *has, const struct pd_job_spec *wanted,
+                           struct pd_error *error)
+{
+    int rc = spec_field(has->name, "step_packs", has->step_packs, wanted->step_packs, error);
+    if (!rc)
+        rc = spec_field(has->name, "dp_size", has->dp_size, wanted->dp_size, error);
+    if (!rc)
+        rc = spec_field(has->name, "rows", has->rows, wanted->rows, error);
+    if (!rc)
+        rc = spec_field(has->name, "accum", has->accum, wanted->accum, error);
+    if (!rc)
+        rc = spec_field(has->name, "segment_multiple", has->segment_multiple,
+                        wanted->segment_multiple, error);
+    if (!rc)
+        rc = spec_field(has->name, "kind", has->kind, wanted->kind, error);
+    return rc;
+}
+
+static void remember_token(struct pd_seq_job *job, const char *token)
+{
+    if (job->token_count == PD_SEQ_TOKENS_MAX) {
+        memmove(job->tokens[0], job->tokens[1], sizeof job->tokens[0] * (PD_SEQ_TOKENS_MAX - 1));
+        job->token_count--;
+    }
+    snprintf(job->tokens[job->token_count++], PD_NAME_MAX + 1, "%s", token);
+}
+
+enum world { WORLD_NEW, WORLD_CURRENT, WORLD_SUPERSEDED };
+
+static enum world world_of(const struct pd_seq_job *job, const char *token)
+{
+    if (!token[0])
+        return WORLD_CURRENT;
+    for (uint32_t i = 0; i < job->token_count; i++)
+        if (strcmp(job->tokens[i], token) == 0)
+            return i + 1 == job->token_count ? WORLD_CURRENT : WORLD_SUPERSEDED;
+    return WORLD_NEW;
+}
+
+static int record_job(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job)
+{
+    job->dirty = true;
+    job->announce = true;
+    feed->plan_wanted = true;
+    pd_buf_clear(&seq->body);
+    pd_buf_put_u32(&seq->body, job->id);
+    pd_seq_job_encode(job, &seq->body);
+    return pd_seq_record(seq, PD_RECORD_OPEN_JOB, feed->number);
+}
+
+static uint64_t first_step(const struct pd_seq_job *job, const struct pd_request_open_job *request)
+{
+    return request->has_resume_step ? request->resume_step + 1 : job->committed;
+}
+
+static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                            struct pd_seq_job *job, const struct pd_request_open_job *request,
+                            struct pd_error *error)
+{
+    if (job->spec.step_packs != request->spec.step_packs)
+        return pd_error_set(
+            error, PD_EMISMATCH, "REGROUP",
+            "job '%s' has step_packs %u and this world asks for %u: its steps would be others",
+            job->spec.name, job->spec.step_packs, request->spec.step_packs);
+    int rc = spec_field(job->spec.name, "kind", job->spec.kind, request->spec.kind, error);
+    if (rc)
+        return rc;
+    job->spec = request->spec;
+    job->generation++;
+    job->world_first_step = first_step(job, request);
+    remember_token(job, request->world_token);
+    return record_job(seq, feed, job);
+}
+
+static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                   const struct pd_request_open_job *request, struct pd_seq_job **out,
+                   struct pd_error *error)
+{
+    if (feed->job_count >= PD_SEQ_JOBS_MAX)
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_JOBS", "feed '%s' has %u jobs already",
+                            feed->name, feed->job_count);
+    struct pd_seq_job **jobs = realloc(feed->jobs, (feed->job_count + 1) * sizeof *jobs);
+    if (!jobs)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
+    feed->jobs = jobs;
+    struct pd_seq_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
+    job->id = feed->next_job_id++;
+    job->spec = request->spec;
+    job->generation = 1;
+    job->world_first_step = first_step(job, request);
+    if (request->world_token[0])
+        remember_token(job, request->world_token);
+    feed->jobs[feed->job_count++] = job;
+    feed->dirty = true;
+    *out = job;
+    return record_job(seq, feed, job);
+}
+
+static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job,
+                       const struct pd_request_open_job *request, struct pd_error *error)
+{
+    switch (world_of(job, request->world_token)) {
+    case WORLD_NEW:
+        return raise_generation(seq, feed, job, request, error);
+    case WORLD_SUPERSEDED:
+        return pd_error_set(error, PD_EFENCED, "STALE_WORLD",
+                            "job '%s': world '%s' was superseded by '%s'; it is over",
+                            job->spec.name, request->world_token,
+                            job->tokens[job->token_count - 1]);
+    case WORLD_CURRENT:
+        break;
+    }
+    return check_same_spec(&job->spec, &request->spec, error);
+}
+
+/* Ranks of one world begin at one step, also those that come after its first commit. Without a token a caller begins behind the last commit. */
+static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
+                        struct pd_request_open_job *request)
+{
+    request->feed_index = feed->index;
+    request->job_id = job->id;
+    request->generation = job->generation;
+    request->committed = job->committed;
+    request->first_step = request->has_resume_step || !request->world_token[0]
+                              ? first_step(job, request)
+                              : job->world_first_step;
+    if (job->delivered < request->first_step)
+        job->delivered = request->first_step;
+}
+
+int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *request)
+{
+    struct pd_error *error = &request->base.error;
+    struct pd_seq_feed *feed = NULL;
+    int rc = pd_seq_feed_named(seq, request->feed, &feed, error);
+    if (!rc)
+        rc = check_open(seq, feed, request, error);
+    if (!rc && request->has_resume_step && request->resume_step > UINT32_MAX)
+        rc = pd_error_set(error, PD_EINVAL, "BAD_RANGE", "job '%s': resume_step %llu is not a step",
+                          request->spec.name, (unsigned long long)request->resume_step);
+    if (rc)
+        return rc;
+    struct pd_seq_job *job = job_find(feed, request->spec.name);
+    rc = job ? enter_world(seq, feed, job, request, error)
+             : add_job(seq, feed, request, &job, error);
+    if (!rc)
+        answer_open(feed, job, request);
+    return rc;
+}
+
+/* ---- Commit ---- */
+
+static bool step_exists(const struct pd_seq_feed *feed, const struct pd_seq_job *job, uint64_t step)
+{
+    return step <= UINT32_MAX && job->first_pack + step * job->spec.step_packs < feed->packs;
+}
+
+static void remember_commit(struct pd_seq_job *job, uint64_t step, uint64_t wall_ns)
+{
+    if (job->commit_count == PD_SEQ_COMMITS_MAX) {
+        memmove(&job->commits[0], &job->commits[1],
+                sizeof job->commits[0] * (PD_SEQ_COMMITS_MAX - 1));
+        job->commit_count--;
+    }
+    job->commits[job->commit_count++] = (struct pd_seq_commit){.step = step, .wall_ns = wall_ns};
+}
+
+int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request)
+{
+    struct pd_error *error = &request->base.error;
+    struct pd_seq_feed *feed = NULL;
+    struct pd_seq_job *job = NULL;
+    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
+    if (rc)
+        return rc;
+    if (request->generation != job->generation)
+        return pd_error_set(error, PD_EFENCED, "FENCED",
+                            "job '%s' is at generation %llu, this commit comes from %llu",
+                            request->job, (unsigned long long)job->generation,
+                            (unsigned long long)request->generation);
+    if (request->step > request->fetched || !step_exists(feed, job, request->step))
+        return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
+                            "job '%s' commits step %llu, but has received no more than step %llu",
+                            request->job, (unsigned long long)request->step,
+                            (unsigned long long)request->fetched);
+    if (request->step < job->committed)
+        return 0;
+    uint64_t wall_ns = pd_clock_wall_ns();
+    pd_buf_clear(&seq->body);
+    pd_buf_put_u32(&seq->body, job->id);
+    pd_buf_put_u64(&seq->body, job->generation);
+    pd_buf_put_u64(&seq->body, request->step);
+    pd_buf_put_u64(&seq->body, wall_ns);
+    rc = pd_seq_record(seq, PD_RECORD_COMMIT, feed->number);
+    if (rc)
+        return rc;
+    job->committed = request->step + 1;
+    if (job->delivered < job->committed)
+        job->delivered = job->committed;
+    remember_commit(job, request->step, wall_ns);
+    job->dirty = true;
+    feed->plan_wanted = true;
+    return 0;
+}
+
+/* ---- the rest ---- */
+
+static struct pd_seq_job *job_by_id(const struct pd_seq_feed *feed, uint32_t id)
+{
+    for (uint32_t i = 0; i < feed->job_count; i++)
+        if (!feed->jobs[i]->deleted && feed->jobs[i]->id == id)
+            return feed->jobs[i];
+    return NULL;
+}
+
+int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request)
+{
+    struct pd_seq_feed *feed = pd_seq_feed_at_index(&seq->state, request->feed_index);
+    struct pd_seq_job *job = feed ? job_by_id(feed, request->job_id) : NULL;
+    if (!job)
+        return pd_error_set(&request->base.error, PD_ENOTFOUND, "UNKNOWN_JOB",
+                            "no job %u of feed %u", request->job_id, request->feed_index);
+    if (request->step < UINT32_MAX && job->delivered < request->step + 1) {
+        job->delivered = request->step + 1;
+        feed->plan_wanted = true;
+    }
+    return 0;
+}
+
+int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request)
+{
+    struct pd_error *error = &request->base.error;
+    struct pd_seq_feed *feed = NULL;
+    struct pd_seq_job *job = NULL;
+    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
+    if (rc)
+        return rc;
+    pd_buf_clear(&seq->body);
+    pd_buf_put_u32(&seq->body, job->id);
+    rc = pd_seq_record(seq, PD_RECORD_DELETE_JOB, feed->number);
+    if (rc)
+        return rc;
+    rc = pd_log_delete_row(seq->log, PD_TABLE_JOBS, feed->number, job->id, error);
+    if (rc)
+        return pd_seq_write_failed(seq, rc, error);
+    job->deleted = true;
+    return 0;
+}
+
+int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request)
+{
+    struct pd_error *error = &request->base.error;
+    struct pd_seq_feed *feed = NULL;
+    struct pd_seq_job *job = NULL;
+    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
+    if (rc)
+        return rc;
+    return pd_error_set(error, PD_EUNSUPPORTED, "UNSUPPORTED",
+                        "this version does not skip steps of a job ('%s')", request->job);
+}

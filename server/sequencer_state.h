@@ -1,0 +1,241 @@
+/* What the parts of the sequencer share: the state in memory, a fold over the log's records, and the functions that change it. Private to
+ * server/sequencer*.c; all of it belongs to the sequencer's thread unless said otherwise.
+ *
+ *   sequencer.c           mailbox, thread, groups, answers after the commit
+ *   sequencer_load.c      the state from the log: tables, snapshots, replay; again after a failed commit
+ *   sequencer_streams.c   OpenStream, Append, EndStream
+ *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
+ *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
+ *   sequencer_rows.c      rows of the tables: encode and decode
+ *   sequencer_status.c    copies for Status, progress for serve
+ *
+ * Functions returning int: 0 or PD_E*. A write that failed is reported through pd_seq_write_failed, which marks the whole group as undone. */
+#ifndef PD_SERVER_SEQUENCER_STATE_H
+#define PD_SERVER_SEQUENCER_STATE_H
+
+#include "server/log_writer.h"
+#include "server/sequencer.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define PD_SEQ_STREAMS_MAX 65536u
+#define PD_SEQ_JOBS_MAX 1024u
+#define PD_SEQ_SOURCES_MAX 4096u
+#define PD_SEQ_TOKENS_MAX 64u
+#define PD_SEQ_COMMITS_MAX 64u
+#define PD_SEQ_SNAPSHOT_PACKS 4096u
+#define PD_SEQ_SNAPSHOTS_KEPT 2u
+#define PD_SEQ_PLAN_PACKS_MAX \
+    1024u /* a group plans at most so many packs of a feed; the next group goes on */
+#define PD_SEQ_RESERVE_PART 16u /* 1/16 of the log is kept for plans, ends and commits */
+
+struct pd_seq_stream {
+    uint32_t id, feed, source_id, lane; /* feed: number in the log */
+    char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
+    char producer[256], content_id[256];
+    uint64_t next_seq, samples, tokens, bytes, rejected;
+    bool ended;
+    bool dirty; /* its row is older than this */
+    /* not in the log */
+    uint64_t epoch; /* of the newest Hello; 0 = none since the start */
+    uint64_t duplicates;
+};
+
+struct pd_seq_commit {
+    uint64_t step, wall_ns;
+};
+
+struct pd_seq_job {
+    uint32_t id;
+    struct pd_job_spec spec;
+    uint64_t generation, first_pack;
+    uint64_t world_first_step; /* where the ranks of the current token began */
+    uint64_t committed;        /* next step after the last commit; 0 = none */
+    char tokens[PD_SEQ_TOKENS_MAX][PD_NAME_MAX + 1]; /* oldest first; the last is the current one */
+    uint32_t token_count;
+    struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
+    uint32_t commit_count;
+    bool dirty, announce, deleted;
+    uint64_t delivered; /* not in the log: next step after the highest wholly delivered one */
+};
+
+/* Heads of one feed for the planner: the block last read of each lane. */
+struct pd_seq_supply {
+    struct pd_log *log;
+    uint32_t feed;
+    uint64_t limit;              /* records at and behind it do not exist yet: replay sets it */
+    struct pd_block_head *lanes; /* count 0 = none */
+    uint32_t lane_count;
+    uint64_t cached_bytes;
+    struct pd_head heads[256];
+    struct pd_error error; /* of the last failed read */
+};
+
+struct pd_seq_feed {
+    uint32_t number, index; /* in the log; in the configuration, UINT32_MAX = no longer there */
+    char name[PD_NAME_MAX + 1];
+    const struct pd_feed_config
+        *config; /* NULL: no longer in the configuration; kept, not served */
+    uint64_t config_digest;
+    struct pd_buf settings;           /* as recorded: key and value texts */
+    char (*sources)[PD_NAME_MAX + 1]; /* source s is sources[s - 1] */
+    uint32_t source_count;
+    uint8_t *lane_ended;
+    uint32_t lane_count;
+    uint32_t stream_count, streams_ended;
+    uint32_t next_job_id;
+    struct pd_seq_job **jobs;
+    uint32_t job_count;
+    bool has_data, end_declared, dirty;
+    uint64_t packs, plan_digest; /* as of the last Horizon */
+    /* planning */
+    struct pd_planner *planner;
+    struct pd_seq_supply supply;
+    uint64_t replay_from, snapshot_packs;
+    bool plan_wanted, ended, waiting, stopped, log_short, announce;
+    struct pd_want want;
+    uint64_t waiting_since_wall_ns;
+    struct pd_error stop;
+    /* max_wait */
+    uint64_t short_since_ns; /* monotonic; 0 = no trainer waits */
+    uint64_t short_pack;     /* the pack it waits for, exclusive end */
+    bool appended_since_flush;
+};
+
+struct pd_seq_state {
+    struct pd_seq_feed **feeds; /* by number */
+    uint32_t feed_count;
+    struct pd_seq_stream **streams; /* by id */
+    uint32_t stream_count, stream_capacity;
+    uint32_t *streams_by_name; /* ids, ascending by name */
+};
+
+/* What a group adds to the metrics once it is committed. */
+struct pd_seq_counts {
+    uint64_t blocks, samples, tokens, bytes, duplicates, packs;
+};
+
+enum pd_seq_accept { PD_SEQ_ACCEPTS, PD_SEQ_STOPPED_FEED };
+
+struct pd_sequencer {
+    uint32_t magic;
+    const struct pd_config *config;
+    struct pd_log *log;
+    struct pd_serve *serve;
+    struct pd_seq_state state;
+    uint64_t next_epoch;
+    /* the open group */
+    int group_rc; /* first write that failed */
+    struct pd_error group_error;
+    struct pd_seq_counts counts;
+    struct pd_buf body, row; /* scratch */
+    struct pd_pack pack;
+    uint64_t next_timer_ns; /* monotonic; UINT64_MAX = none */
+    uint32_t commits;
+    /* any thread */
+    _Atomic int accepts[PD_LOG_FEEDS_MAX];
+    _Atomic bool disk_full;
+    uint64_t disk_full_since_ns;
+    /* mailbox */
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    struct pd_link mailbox;
+    uint32_t mailbox_count;
+    bool stopping;
+};
+
+/* ---- sequencer.c ---- */
+
+/* Marks the group as failed and returns rc, for `return pd_seq_write_failed(...)`. */
+int pd_seq_write_failed(struct pd_sequencer *seq, int rc, const struct pd_error *error);
+/* Appends a record with seq->body. */
+int pd_seq_record(struct pd_sequencer *seq, enum pd_record_type type, uint32_t feed);
+
+/* ---- sequencer_load.c ---- */
+
+/* Fills an empty state inside an open transaction and leaves the feeds ready to plan. Writes only where the configuration has changed. */
+int pd_seq_load(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
+void pd_seq_state_fini(struct pd_seq_state *state);
+/* What is not in the log (epochs, deliveries) from the state that is given up. */
+void pd_seq_state_carry(struct pd_seq_state *to, const struct pd_seq_state *from);
+struct pd_seq_feed *pd_seq_feed_find(struct pd_seq_state *state, const char *name);
+struct pd_seq_feed *pd_seq_feed_at_index(struct pd_seq_state *state, uint32_t index);
+/* The feed of a request by name, served ones only; PD_ENOTFOUND UNKNOWN_FEED. */
+int pd_seq_feed_named(struct pd_sequencer *seq, const char *name, struct pd_seq_feed **feed,
+                      struct pd_error *error) PD_MUST_CHECK;
+
+/* ---- sequencer_rows.c ---- */
+
+void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row);
+int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row) PD_MUST_CHECK;
+void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row);
+int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row) PD_MUST_CHECK;
+void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row);
+int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row) PD_MUST_CHECK;
+/* Writes every dirty row. */
+int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
+
+/* ---- sequencer_streams.c ---- */
+
+int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
+int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
+int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *request);
+/* Takes stream; PD_ENOMEM. */
+int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream) PD_MUST_CHECK;
+
+/* ---- sequencer_feeds.c ---- */
+
+/* Settings that shape batches, as key and value texts: recorded, compared at the next start. */
+void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf);
+/* Joins configuration and log: new feeds are added, changed ones recorded or refused (PD_EMISMATCH). */
+int pd_seq_feeds_configure(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
+int pd_seq_end_feed(struct pd_sequencer *seq, struct pd_request_end_feed *request);
+int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request);
+/* Writes a Flush and tells the planner. */
+int pd_seq_flush_write(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t packs,
+                       struct pd_error *error);
+/* After a stream has ended: ends its lane, and the feed where all expected streams have. */
+int pd_seq_feed_check_end(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint32_t lane,
+                          struct pd_error *error);
+/* max_wait: flushes what trainers have waited for too long; sets seq->next_timer_ns. */
+int pd_seq_feeds_idle(struct pd_sequencer *seq, uint64_t now_ns);
+
+/* ---- sequencer_jobs.c ---- */
+
+int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *request);
+int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);
+int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request);
+int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request);
+int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
+
+/* ---- sequencer_planning.c ---- */
+
+/* Restores the planner from the newest usable snapshot (or makes a new one) and sets replay_from. A feed that cannot be restored is stopped. */
+int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                        struct pd_error *error) PD_MUST_CHECK;
+/* Replays one record of the feed. */
+int pd_seq_planner_replay(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                          const struct pd_record *record);
+/* Tells the planner a control record that is about to be written at the log's next position. */
+int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                           struct pd_control *control, struct pd_error *error);
+/* Plans up to the horizon and writes plans, Horizon, and a snapshot when one is due. */
+int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed);
+int pd_seq_snapshot(struct pd_sequencer *seq, struct pd_seq_feed *feed);
+uint64_t pd_seq_horizon(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
+/* Plans nothing more of this feed, loudly. */
+void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int code,
+                      const char *reason, const char *text);
+void pd_seq_supply_fini(struct pd_seq_supply *supply);
+
+/* ---- sequencer_status.c ---- */
+
+void pd_seq_progress(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     struct pd_feed_progress *progress);
+int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request);
+
+#endif

@@ -1,0 +1,158 @@
+/* What others may know of the sequencer's state: progress for serve after each commit, copies for Status.
+ *
+ * Sequencer thread. Invariant: everything handed out is a copy of committed state. It changes nothing. */
+#include "server/sequencer_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- progress ---- */
+
+/* Adds a name to a comma separated list; a list that is full ends in "...". */
+static void add_name(char *list, size_t capacity, const char *name)
+{
+    size_t size = strlen(list), need = strlen(name) + (size > 0);
+    if (size >= 3 && strcmp(list + size - 3, "...") == 0)
+        return;
+    if (size + need + 4 < capacity)
+        snprintf(list + size, capacity - size, "%s%s", size ? "," : "", name);
+    else
+        snprintf(list + size, capacity - size, "...");
+}
+
+static void name_wanted(const struct pd_sequencer *seq, const struct pd_seq_feed *feed, char *list,
+                        size_t capacity)
+{
+    list[0] = 0;
+    for (uint32_t i = 0; i < seq->state.stream_count; i++) {
+        const struct pd_seq_stream *stream = seq->state.streams[i];
+        if (stream->feed == feed->number && stream->lane == feed->want.lane && !stream->ended)
+            add_name(list, capacity, stream->name);
+    }
+    if (list[0] || !feed->config)
+        return;
+    const struct pd_feed_config *config = feed->config;
+    if (config->rules.merge == PD_MERGE_ORDERED && feed->want.lane < config->stream_count)
+        add_name(list, capacity, config->streams[feed->want.lane]);
+    else if (config->source_count > 0 && feed->want.lane < feed->source_count)
+        snprintf(list, capacity, "(source %s)", feed->sources[feed->want.lane]);
+}
+
+void pd_seq_progress(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     struct pd_feed_progress *progress)
+{
+    *progress = (struct pd_feed_progress){.packs_planned = feed->packs,
+                                          .ended = feed->ended,
+                                          .waiting = feed->waiting,
+                                          .want = feed->want,
+                                          .waiting_since_ns =
+                                              feed->waiting ? feed->waiting_since_wall_ns : 0,
+                                          .streams_open = feed->stream_count - feed->streams_ended,
+                                          .streams_ended = feed->streams_ended,
+                                          .end_declared = feed->end_declared,
+                                          .stopped = feed->stopped};
+    if (feed->stopped)
+        memcpy(progress->stop_reason, feed->stop.reason, sizeof progress->stop_reason);
+    if (feed->waiting)
+        name_wanted(seq, feed, progress->want_streams, sizeof progress->want_streams);
+}
+
+/* ---- Status ---- */
+
+static void copy_stream(const struct pd_seq_stream *stream, struct pd_stream_status *status)
+{
+    memcpy(status->name, stream->name, sizeof status->name);
+    memcpy(status->source, stream->source, sizeof status->source);
+    memcpy(status->content_id, stream->content_id, sizeof status->content_id);
+    status->next_seq = stream->next_seq;
+    status->samples = stream->samples;
+    status->tokens = stream->tokens;
+    status->bytes = stream->bytes;
+    status->duplicates = stream->duplicates;
+    status->rejected = stream->rejected;
+    status->ended = stream->ended;
+    status->connected = stream->epoch != 0;
+}
+
+static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_feed *feed,
+                        struct pd_feed_status *status)
+{
+    status->streams = calloc(feed->stream_count ? feed->stream_count : 1, sizeof *status->streams);
+    if (!status->streams)
+        return PD_ENOMEM;
+    for (uint32_t i = 0; i < state->stream_count; i++) {
+        const struct pd_seq_stream *stream = state->streams[state->streams_by_name[i]];
+        if (stream->feed == feed->number)
+            copy_stream(stream, &status->streams[status->stream_count++]);
+    }
+    return 0;
+}
+
+static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *status)
+{
+    status->jobs = calloc(feed->job_count ? feed->job_count : 1, sizeof *status->jobs);
+    if (!status->jobs)
+        return PD_ENOMEM;
+    for (uint32_t i = 0; i < feed->job_count; i++) {
+        const struct pd_seq_job *job = feed->jobs[i];
+        struct pd_job_status *copy = &status->jobs[status->job_count++];
+        memcpy(copy->name, job->spec.name, sizeof copy->name);
+        copy->job_id = job->id;
+        copy->spec = job->spec;
+        copy->generation = job->generation;
+        copy->committed = job->committed;
+        copy->delivered = job->delivered;
+        copy->first_pack = job->first_pack;
+    }
+    return 0;
+}
+
+static int copy_feed(struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     struct pd_feed_status *status)
+{
+    memcpy(status->name, feed->name, sizeof status->name);
+    status->packs_planned = feed->packs;
+    status->horizon_packs = pd_seq_horizon(seq, feed);
+    status->plan_digest = feed->plan_digest;
+    status->end_declared = feed->end_declared;
+    status->ended = feed->ended;
+    status->stopped = feed->stopped;
+    status->stop = feed->stop;
+    status->waiting = feed->waiting;
+    status->want = feed->want;
+    status->waiting_since_ns = feed->waiting ? feed->waiting_since_wall_ns : 0;
+    if (feed->planner)
+        pd_planner_stats(feed->planner, &status->planner);
+    int rc = copy_streams(&seq->state, feed, status);
+    return rc ? rc : copy_jobs(feed, status);
+}
+
+int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request)
+{
+    int rc = 0;
+    request->feeds = calloc(seq->config->feed_count, sizeof *request->feeds);
+    request->feed_count = 0;
+    if (!request->feeds)
+        rc = PD_ENOMEM;
+    for (uint32_t i = 0; !rc && i < seq->config->feed_count; i++) {
+        const struct pd_seq_feed *feed = pd_seq_feed_at_index(&seq->state, i);
+        if (feed)
+            rc = copy_feed(seq, feed, &request->feeds[request->feed_count++]);
+    }
+    if (rc) {
+        pd_status_fini(request);
+        return pd_error_set(&request->base.error, rc, "NO_MEMORY", "out of memory");
+    }
+    return 0;
+}
+
+void pd_status_fini(struct pd_request_status *status)
+{
+    for (uint32_t i = 0; i < status->feed_count; i++) {
+        free(status->feeds[i].streams);
+        free(status->feeds[i].jobs);
+    }
+    free(status->feeds);
+    status->feeds = NULL;
+    status->feed_count = 0;
+}
