@@ -6,15 +6,14 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "server/block.h"
 #include "server/config_keys.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A lane must be able to hold two blocks' pieces and one sample, whatever else fills the log. */
-#define LANE_BLOCKS_BYTES (2ull * PD_PIECE_BYTES_MAX)
+/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else fills the log. */
+#define LANE_BLOCKS_BYTES (2ull << 20)
 
 static int contradiction(struct pd_error *error, const char *reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,0 +1,10 @@
+/* The process_* families that every Prometheus client exports, read from /proc at scrape. Main thread. */
+#ifndef PD_SERVER_METRICS_PROCESS_H
+#define PD_SERVER_METRICS_PROCESS_H
+
+#include "server/metrics.h"
+
+/* Families whose values cannot be had are left out. */
+void pd_metrics_process(struct pd_metrics_writer *writer);
+
+#endif

@@ -1,0 +1,407 @@
+/* The daemon: one table of steps starts and stops everything; between them the main thread turns the loop.
+ *
+ *   start                                    stop, in reverse
+ *   loop       libuv, signals, bell          close handles, run the loop empty
+ *   log        open, lock the directory      close
+ *   serve      tables                        free (every batch has come back)
+ *   assemble   M threads that build          join; waiting fetches are answered
+ *   collector  its handles                   close (the sequencer holds no request)
+ *   sequencer  replay, thread                finish what is queued, snapshot, join
+ *   rpc        bind, N threads               (stopped by then) free
+ *   http       bind                          close
+ *   service    gauges, ports file, READY     not ready any more
+ *
+ * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), a helper thread runs pd_rpc_stop, which waits for the calls,
+ * while the loop goes on answering /livez and /metrics; when it has returned, the loop ends and the steps are undone. A second signal ends the process at
+ * once: the log is whole at every moment. The main thread owns all of struct daemon but `drain_asked`, `rpc_stopped` and the bell.
+ *
+ * It does not know what any part does. */
+#include "base/check.h"
+#include "base/log.h"
+#include "server/collect.h"
+#include "server/http.h"
+#include "server/metrics.h"
+#include "server/options.h"
+#include "server/process.h"
+#include "server/sdnotify.h"
+#include "server/steps.h"
+#include "server/version.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum state { STARTING, SERVING, DRAINING, STOPPING };
+
+struct daemon {
+    struct pd_config config;
+    struct pd_options options;
+    enum state state;
+    uv_loop_t loop;
+    uv_signal_t signals[3];
+    uv_async_t bell;
+    uv_timer_t watchdog;
+    struct pd_log *log;
+    struct pd_serve *serve;
+    struct pd_collector *collector;
+    struct pd_sequencer *sequencer;
+    struct pd_rpc *rpc;
+    struct pd_http *http;
+    pthread_t stopper;
+    bool stopper_started;
+    atomic_int drain_asked; /* from Admin.Drain: 1 drain, 2 take work again, 0 nothing new */
+    atomic_bool rpc_stopped;
+};
+
+/* ---- readiness ---- */
+
+static bool is_ready(void *ctx)
+{
+    struct daemon *d = ctx;
+    return d->state == SERVING && atomic_load(&d->drain_asked) != 1;
+}
+
+static bool on_readyz(void *ctx, struct pd_buf *text)
+{
+    static const char *const lines[] = {"starting\n", "ready\n", "draining\n", "stopping\n"};
+    struct daemon *d = ctx;
+    enum state state = d->state == SERVING && !is_ready(d) ? DRAINING : d->state;
+    pd_buf_put(text, lines[state], strlen(lines[state]));
+    return state == SERVING;
+}
+
+static void on_index(void *ctx, struct pd_buf *text)
+{
+    struct daemon *d = ctx;
+    char line[200];
+    int size = snprintf(line, sizeof line, "packd %s\nlog %s\n/metrics /livez /readyz\n\n", PD_VERSION, pd_log_id(d->log));
+    pd_buf_put(text, line, (size_t)size);
+    pd_collector_page(d->collector, text);
+}
+
+static void set_state(struct daemon *d, enum state state)
+{
+    d->state = state;
+    pd_rpc_set_serving(d->rpc, state == SERVING);
+}
+
+/* ---- the end ---- */
+
+static void *stop_rpc(void *ctx)
+{
+    struct daemon *d = ctx;
+    pthread_setname_np(pthread_self(), "stopper");
+    pd_rpc_stop(d->rpc, d->config.drain_ns);
+    atomic_store(&d->rpc_stopped, true);
+    uv_async_send(&d->bell);
+    return NULL;
+}
+
+static void begin_end(struct daemon *d, const char *why)
+{
+    pd_log(PD_LOG_INFO, "stopping", "why=%s grace_s=%" PRIu64, why, d->config.drain_ns / 1000000000u);
+    pd_sdnotify("STOPPING=1\nSTATUS=waiting for calls to end");
+    set_state(d, STOPPING);
+    pd_rpc_drain(d->rpc);
+    PD_CHECK(pthread_create(&d->stopper, NULL, stop_rpc, d) == 0);
+    d->stopper_started = true;
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct daemon *d = handle->data;
+    if (number == SIGHUP) {
+        pd_log(PD_LOG_INFO, "reload", "text=\"nothing can be reloaded yet; restart to apply a changed configuration\"");
+        return;
+    }
+    if (d->state == STOPPING) {
+        pd_log(PD_LOG_WARN, "stopped", "text=\"second signal: ended at once; the log is whole\"");
+        _exit(1);
+    }
+    begin_end(d, number == SIGTERM ? "SIGTERM" : "SIGINT");
+}
+
+/* Rung by Admin.Drain and by the stopper. */
+static void on_bell(uv_async_t *bell)
+{
+    struct daemon *d = bell->data;
+    int drain = atomic_exchange(&d->drain_asked, 0);
+    if (drain == 1 && d->state == SERVING) {
+        pd_log(PD_LOG_INFO, "draining", "why=Drain");
+        set_state(d, DRAINING);
+    } else if (drain == 2 && d->state == DRAINING) {
+        pd_log(PD_LOG_INFO, "serving", "why=\"Drain undone\"");
+        set_state(d, SERVING);
+    }
+    if (atomic_load(&d->rpc_stopped))
+        uv_stop(&d->loop);
+}
+
+static void on_drain(void *ctx, bool undo)
+{
+    struct daemon *d = ctx;
+    atomic_store(&d->drain_asked, undo ? 2 : 1);
+    uv_async_send(&d->bell);
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+    (void)timer;
+    pd_sdnotify("WATCHDOG=1");
+}
+
+/* ---- the steps ---- */
+
+static int start_loop(void *ctx, struct pd_error *error)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    struct daemon *d = ctx;
+    if (uv_loop_init(&d->loop) != 0)
+        return pd_error_set(error, PD_EIO, "LOOP", "libuv made no loop: descriptors or memory are exhausted");
+    PD_CHECK(uv_async_init(&d->loop, &d->bell, on_bell) == 0 && uv_timer_init(&d->loop, &d->watchdog) == 0);
+    d->bell.data = d;
+    for (size_t i = 0; i < PD_COUNT_OF(numbers); i++) {
+        PD_CHECK(uv_signal_init(&d->loop, &d->signals[i]) == 0);
+        d->signals[i].data = d;
+        PD_CHECK(uv_signal_start(&d->signals[i], on_signal, numbers[i]) == 0);
+    }
+    return 0;
+}
+
+static void stop_loop(void *ctx)
+{
+    struct daemon *d = ctx;
+    for (size_t i = 0; i < PD_COUNT_OF(d->signals); i++)
+        uv_close((uv_handle_t *)&d->signals[i], NULL);
+    uv_close((uv_handle_t *)&d->bell, NULL);
+    uv_close((uv_handle_t *)&d->watchdog, NULL);
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+    PD_CHECK(uv_loop_close(&d->loop) == 0);
+    pd_http_free(d->http);
+    pd_collector_free(d->collector);
+}
+
+static int start_log(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    const struct pd_log_options options = {
+        .path = d->config.log_path, .max_bytes = d->config.log_max_bytes, .durability = d->config.durability};
+    return pd_log_open(&options, &d->log, error);
+}
+
+static void stop_log(void *ctx)
+{
+    pd_log_close(((struct daemon *)ctx)->log);
+}
+
+static int start_serve(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    return pd_serve_new(&d->config, d->log, &d->serve, error);
+}
+
+static void stop_serve(void *ctx)
+{
+    pd_serve_free(((struct daemon *)ctx)->serve);
+}
+
+static int start_assemble(void *ctx, struct pd_error *error)
+{
+    return pd_serve_start(((struct daemon *)ctx)->serve, error);
+}
+
+static void stop_assemble(void *ctx)
+{
+    pd_serve_stop(((struct daemon *)ctx)->serve);
+}
+
+static int start_collector(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    return pd_collector_new(&d->loop, &d->collector, error);
+}
+
+static void stop_collector(void *ctx)
+{
+    pd_collector_close(((struct daemon *)ctx)->collector);
+}
+
+static int start_sequencer(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    return pd_sequencer_start(&d->config, d->log, d->serve, &d->sequencer, error);
+}
+
+static void stop_sequencer(void *ctx)
+{
+    struct daemon *d = ctx;
+    pd_sequencer_stop(d->sequencer);
+    pd_sequencer_free(d->sequencer);
+}
+
+static int start_rpc(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    const struct pd_rpc_options options = {.config = &d->config, .log = d->log, .sequencer = d->sequencer,
+                                           .serve = d->serve, .version = PD_VERSION, .on_drain = on_drain, .ctx = d};
+    return pd_rpc_start(&options, &d->rpc, error);
+}
+
+static void stop_rpc_step(void *ctx)
+{
+    struct daemon *d = ctx;
+    if (d->stopper_started)
+        pthread_join(d->stopper, NULL);
+    else
+        pd_rpc_stop(d->rpc, 0);
+    pd_rpc_free(d->rpc);
+}
+
+static int start_http(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    const struct pd_http_options options = {
+        .loop = &d->loop, .address = d->config.http, .ctx = d, .ready = on_readyz, .index = on_index};
+    return pd_http_start(&options, &d->http, error);
+}
+
+static void stop_http(void *ctx)
+{
+    pd_http_stop(((struct daemon *)ctx)->http);
+}
+
+/* {"pid", "grpc": [...], "http"}, by rename, so that a reader sees all of it or nothing. */
+static int write_ports(const struct daemon *d, struct pd_error *error)
+{
+    char temporary[4096];
+    uint32_t count;
+    const char *const *addresses = pd_rpc_addresses(d->rpc, &count);
+    if (!d->options.ports_path)
+        return 0;
+    snprintf(temporary, sizeof temporary, "%.4000s.%ld", d->options.ports_path, (long)getpid());
+    json_t *grpc = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        json_array_append_new(grpc, json_string(addresses[i]));
+    json_t *root = json_pack("{s:i, s:o, s:s}", "pid", (int)getpid(), "grpc", grpc, "http", pd_http_address(d->http));
+    int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
+                     rename(temporary, d->options.ports_path) == 0
+                 ? 0
+                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s", d->options.ports_path);
+    if (rc != 0)
+        unlink(temporary);
+    json_decref(root);
+    return rc;
+}
+
+static void announce(const struct daemon *d)
+{
+    char addresses[1024] = "";
+    size_t used = 0;
+    uint32_t count;
+    const char *const *all = pd_rpc_addresses(d->rpc, &count);
+    for (uint32_t i = 0; i < count && used < sizeof addresses; i++)
+        used += (size_t)snprintf(addresses + used, sizeof addresses - used, "%s%s", i ? "," : "", all[i]);
+    pd_log(PD_LOG_INFO, "ready", "version=%s grpc=%s http=%s log_id=%s incarnation=%" PRIu64 " feeds=%u", PD_VERSION,
+           addresses, pd_http_address(d->http), pd_log_id(d->log), pd_log_incarnation(d->log), d->config.feed_count);
+    pd_sdnotify("READY=1\nSTATUS=serving");
+}
+
+static int start_service(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    const struct pd_collector_sources sources = {.config = &d->config, .log = d->log, .serve = d->serve,
+                                                 .sequencer = d->sequencer, .rpc = d->rpc, .ready = is_ready, .ctx = d};
+    int rc = write_ports(d, error);
+    if (rc != 0)
+        return rc;
+    pd_collector_start(d->collector, &sources);
+    uint64_t interval_ms = pd_sdnotify_interval_ns() / 1000000;
+    if (interval_ms > 0)
+        uv_timer_start(&d->watchdog, on_watchdog, interval_ms, interval_ms);
+    set_state(d, SERVING);
+    announce(d);
+    return 0;
+}
+
+static void stop_service(void *ctx)
+{
+    struct daemon *d = ctx;
+    pd_collector_stop(d->collector);
+    if (d->options.ports_path)
+        unlink(d->options.ports_path);
+}
+
+static const struct pd_step steps[] = {
+    {"loop", start_loop, stop_loop},
+    {"log", start_log, stop_log},
+    {"serve", start_serve, stop_serve},
+    {"assemble", start_assemble, stop_assemble},
+    {"collector", start_collector, stop_collector},
+    {"sequencer", start_sequencer, stop_sequencer},
+    {"rpc", start_rpc, stop_rpc_step},
+    {"http", start_http, stop_http},
+    {"service", start_service, stop_service},
+};
+
+/* Names a step that shall fail; only in the build that tests use. */
+static const char *fail_before(void)
+{
+#ifdef PD_TEST_STEPS
+    return getenv("PACKD_TEST_FAIL_STEP");
+#else
+    return NULL;
+#endif
+}
+
+/* Settings that this version accepts and does not act on yet are said once. */
+static void say_notes(const struct pd_config *config)
+{
+    for (uint32_t i = 0; i < config->feed_count; i++) {
+        if (config->feeds[i].job_count > 0)
+            pd_log(PD_LOG_INFO, "note", "feed=%s text=\"jobs.retain is kept, but this version trims nothing\"",
+                   config->feeds[i].name);
+    }
+}
+
+static int serve(struct daemon *d)
+{
+    struct pd_error error = {0};
+    pd_process_setup("packd " PD_VERSION);
+    pd_metrics_build(PD_VERSION, "unknown", "none");
+    say_notes(&d->config);
+    if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {
+        fprintf(stderr, "packd: %s\n", error.text);
+        return 1;
+    }
+    pd_process_unblock_signals();
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+    pd_steps_stop(steps, PD_COUNT_OF(steps), d);
+    pd_log(PD_LOG_INFO, "stopped", "text=\"as asked\"");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct daemon d = {.state = STARTING};
+    struct pd_error error = {0};
+    if (pd_options_parse(&d.options, argc, argv, &error) != 0) {
+        fprintf(stderr, "packd: %s\n", error.text);
+        return 2;
+    }
+    if (d.options.help)
+        return pd_options_help(stdout) != 0;
+    if (d.options.version)
+        return printf("packd %s\n", PD_VERSION) < 0;
+    if (pd_process_log_setup(&error) != 0 || pd_options_config(&d.options, &d.config, &error) != 0) {
+        fprintf(stderr, "packd: %s\n", error.text);
+        return 1;
+    }
+    int status = d.options.check_config ? pd_config_print(&d.config, stdout) != 0 : serve(&d);
+    pd_config_fini(&d.config);
+    return status;
+}

@@ -1,0 +1,91 @@
+/* Settings of the process. The allocator ones matter to the log: LMDB allocates and frees its dirty pages in every transaction, and glibc would hand
+ * them back to the kernel each time. Main thread, before other threads; undone by nothing but the end of the process. */
+#include "server/process.h"
+
+#include "base/check.h"
+#include "base/log.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define MMAP_THRESHOLD_BYTES (32 << 20)
+#define TRIM_THRESHOLD_BYTES (64 << 20)
+
+static const char *build_text = "";
+
+/* Printed behind the place of a panic: what one needs to read the core. Makes no allocation. */
+static void panic_hook(void)
+{
+    char thread[16] = "?", line[256];
+    pthread_getname_np(pthread_self(), thread, sizeof thread);
+    int size = snprintf(line, sizeof line, "packd panic: %.150s thread=%s pid=%ld\n", build_text, thread, (long)getpid());
+    if (size > 0 && write(STDERR_FILENO, line, (size_t)size) < 0)
+        return;
+}
+
+static void own_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+}
+
+/* Every connection and log file is a descriptor; the soft limit is often 1,024. */
+static void raise_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        pd_log(PD_LOG_WARN, "descriptors", "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+}
+
+void pd_process_setup(const char *build)
+{
+    build_text = build;
+    pd_panic_set_hook(panic_hook);
+    mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
+    mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
+    signal(SIGPIPE, SIG_IGN);
+    sigset_t set;
+    own_signals(&set);
+    PD_CHECK(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0);
+    raise_descriptors();
+}
+
+void pd_process_unblock_signals(void)
+{
+    sigset_t set;
+    own_signals(&set);
+    PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
+int pd_process_log_setup(struct pd_error *error)
+{
+    static const char *const levels[] = {"debug", "info", "warn", "error"};
+    const char *level = getenv("PACKD_LOG_LEVEL"), *format = getenv("PACKD_LOG_FORMAT");
+    int at = PD_LOG_INFO;
+    if (level) {
+        for (at = PD_LOG_DEBUG; at <= PD_LOG_ERROR && strcmp(levels[at], level) != 0; at++)
+            ;
+        if (at > PD_LOG_ERROR)
+            return pd_error_set(error, PD_EINVAL, "BAD_VALUE",
+                                "environment variable PACKD_LOG_LEVEL: '%.40s' is not possible here; expected debug | "
+                                "info | warn | error",
+                                level);
+    }
+    if (format && strcmp(format, "plain") != 0 && strcmp(format, "json") != 0)
+        return pd_error_set(error, PD_EINVAL, "BAD_VALUE",
+                            "environment variable PACKD_LOG_FORMAT: '%.40s' is not possible here; expected plain | json",
+                            format);
+    pd_log_setup((enum pd_log_level)at, format && strcmp(format, "json") == 0 ? PD_LOG_JSON : PD_LOG_PLAIN);
+    return 0;
+}
