@@ -1,0 +1,18 @@
+"""packd_fuzz: one fuzz target, built in two ways from the same LLVMFuzzerTestOneInput."""
+
+def packd_fuzz(name, srcs, deps):
+    """NAME runs under libFuzzer (bazel build --config=fuzz); NAME_smoke is a test that replays generated inputs, with any compiler."""
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["manual"],
+        deps = deps,
+    )
+    native.cc_test(
+        name = name + "_smoke",
+        size = "small",
+        srcs = srcs + ["smoke.c"],
+        deps = deps,
+    )
