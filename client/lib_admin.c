@@ -1,0 +1,226 @@
+/* Operator calls: one request, one reply, the reply as JSON.
+ *
+ * No thread and no state but the channel; every call may come from any thread. */
+#include "client/lib_conn.h"
+#include "client/lib_error.h"
+#include "client/lib_json.h"
+
+#include "base/check.h"
+#include "proto/packd.pb-c.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define TIMEOUT_MS 10000
+#define MAGIC 0x70616d6eu
+
+struct packd_admin {
+    uint32_t magic;
+    int64_t timeout_ms;
+    struct pd_channel *channel;
+};
+
+int packd_admin_open(const struct packd_admin_options *options, struct packd_admin **out,
+                     struct packd_error *error)
+{
+    struct packd_admin *admin = calloc(1, sizeof *admin);
+    if (admin)
+        admin->channel = pd_channel_new(options->server ? options->server : PACKD_DEFAULT_SERVER,
+                                        options->token);
+    if (!admin || !admin->channel) {
+        free(admin);
+        return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a connection");
+    }
+    admin->magic = MAGIC;
+    admin->timeout_ms = options->timeout_ms;
+    *out = admin;
+    return 0;
+}
+
+void packd_admin_close(struct packd_admin *admin)
+{
+    if (!admin)
+        return;
+    PD_MAGIC_CHECK(admin, MAGIC);
+    pd_channel_free(admin->channel);
+    admin->magic = 0;
+    free(admin);
+}
+
+static char *text(const char *value, const char *fallback)
+{
+    return (char *)(uintptr_t)(value ? value : fallback);
+}
+
+struct call {
+    const char *method;
+    const ProtobufCMessage *request;
+    const ProtobufCMessageDescriptor *reply_type;
+    int64_t timeout_ms;
+};
+
+static int reply_json(const ProtobufCMessage *reply, char **json, struct packd_error *error)
+{
+    struct pd_buf out = {0};
+    pd_json_message(reply, &out);
+    pd_buf_put_u8(&out, 0);
+    if (out.failed) {
+        pd_buf_fini(&out);
+        return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a reply");
+    }
+    *json = (char *)out.data;
+    return 0;
+}
+
+static int run(struct packd_admin *admin, const struct call *call, char **json,
+               struct packd_error *error)
+{
+    PD_MAGIC_CHECK(admin, MAGIC);
+    ProtobufCMessage *reply = NULL;
+    uint64_t deadline = pd_conn_deadline_ns(call->timeout_ms, admin->timeout_ms, TIMEOUT_MS);
+    int rc = pd_conn_call(admin->channel, call->method, call->request, call->reply_type, deadline,
+                          &reply, error);
+    if (rc == 0 && json)
+        rc = reply_json(reply, json, error);
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    return rc;
+}
+
+int packd_admin_status(struct packd_admin *admin, const char *feed, const char *job, bool streams,
+                       const char *streams_after, int64_t timeout_ms, char **json,
+                       struct packd_error *error)
+{
+    Packd__V1__StatusRequest request = PACKD__V1__STATUS_REQUEST__INIT;
+    request.feed = text(feed, "");
+    request.job = text(job, "");
+    request.streams = streams;
+    request.streams_after = text(streams_after, "");
+    struct call call = {"/packd.v1.Admin/Status", &request.base,
+                        &packd__v1__status_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_explain(struct packd_admin *admin, const char *feed, const char *job, uint64_t step,
+                        uint32_t first_entry, int64_t timeout_ms, char **json,
+                        struct packd_error *error)
+{
+    Packd__V1__ExplainRequest request = PACKD__V1__EXPLAIN_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.job = text(job, "");
+    request.step = step;
+    request.first_entry = first_entry;
+    struct call call = {"/packd.v1.Admin/Explain", &request.base,
+                        &packd__v1__explain_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_flush(struct packd_admin *admin, const char *feed, uint64_t packs,
+                      int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    Packd__V1__FlushRequest request = PACKD__V1__FLUSH_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.what_case =
+        packs ? PACKD__V1__FLUSH_REQUEST__WHAT_PACKS : PACKD__V1__FLUSH_REQUEST__WHAT_ALL;
+    if (packs)
+        request.packs = packs;
+    else
+        request.all = true;
+    struct call call = {"/packd.v1.Admin/Flush", &request.base,
+                        &packd__v1__flush_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_end_feed(struct packd_admin *admin, const char *feed, int64_t timeout_ms,
+                         char **json, struct packd_error *error)
+{
+    Packd__V1__EndFeedRequest request = PACKD__V1__END_FEED_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    struct call call = {"/packd.v1.Admin/EndFeed", &request.base,
+                        &packd__v1__end_feed_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_skip_steps(struct packd_admin *admin, const char *feed, const char *job,
+                           uint64_t first, uint64_t last, const char *why, int64_t timeout_ms,
+                           char **json, struct packd_error *error)
+{
+    Packd__V1__SkipStepsRequest request = PACKD__V1__SKIP_STEPS_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.job = text(job, "");
+    request.first = first;
+    request.last = last;
+    request.why = text(why, "");
+    struct call call = {"/packd.v1.Admin/SkipSteps", &request.base,
+                        &packd__v1__skip_steps_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_delete_job(struct packd_admin *admin, const char *feed, const char *job, bool force,
+                           int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    Packd__V1__DeleteJobRequest request = PACKD__V1__DELETE_JOB_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.job = text(job, "");
+    request.force = force;
+    struct call call = {"/packd.v1.Admin/DeleteJob", &request.base,
+                        &packd__v1__delete_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_drain(struct packd_admin *admin, bool undo, int64_t timeout_ms, char **json,
+                      struct packd_error *error)
+{
+    Packd__V1__DrainRequest request = PACKD__V1__DRAIN_REQUEST__INIT;
+    request.undo = undo;
+    struct call call = {"/packd.v1.Admin/Drain", &request.base,
+                        &packd__v1__drain_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+/* ---- commit by an operator ------------------------------------------------------------------- */
+
+static const Packd__V1__JobStatus *find_job(const Packd__V1__StatusResponse *status,
+                                            const char *feed, const char *job)
+{
+    for (size_t f = 0; f < status->n_feeds; f++)
+        for (size_t j = 0; j < status->feeds[f]->n_jobs; j++)
+            if (strcmp(status->feeds[f]->name, feed) == 0 &&
+                strcmp(status->feeds[f]->jobs[j]->name, job) == 0)
+                return status->feeds[f]->jobs[j];
+    return NULL;
+}
+
+int packd_admin_commit(struct packd_admin *admin, const char *feed, const char *job, uint64_t step,
+                       int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    PD_MAGIC_CHECK(admin, MAGIC);
+    Packd__V1__StatusRequest ask = PACKD__V1__STATUS_REQUEST__INIT;
+    ProtobufCMessage *reply = NULL;
+    ask.feed = text(feed, "default");
+    ask.job = text(job, "");
+    uint64_t deadline = pd_conn_deadline_ns(timeout_ms, admin->timeout_ms, TIMEOUT_MS);
+    int rc = pd_conn_call(admin->channel, "/packd.v1.Admin/Status", &ask.base,
+                          &packd__v1__status_response__descriptor, deadline, &reply, error);
+    if (rc != 0)
+        return rc;
+    const Packd__V1__StatusResponse *status = (const void *)reply;
+    const Packd__V1__JobStatus *found = find_job(status, ask.feed, ask.job);
+    Packd__V1__CommitRequest request = PACKD__V1__COMMIT_REQUEST__INIT;
+    request.feed = ask.feed;
+    request.job = ask.job;
+    request.step = step;
+    request.fetched = (int64_t)step;
+    request.log_id = status->log_id;
+    request.generation = found ? found->generation : 0;
+    struct call call = {"/packd.v1.Feed/Commit", &request.base,
+                        &packd__v1__commit_response__descriptor, timeout_ms};
+    if (found)
+        rc = run(admin, &call, json, error);
+    else
+        rc = pd_client_error(error, PACKD_ENOTFOUND, "UNKNOWN_JOB",
+                             "packd at %s: feed %s has no job %s",
+                             pd_channel_server(admin->channel), ask.feed, ask.job);
+    protobuf_c_message_free_unpacked(reply, NULL);
+    return rc;
+}
