@@ -27,7 +27,7 @@ struct fit {
 static void take(struct fit *fit, uint32_t slot)
 {
     const struct pd_entry *entry = &fit->window->entries[slot];
-    uint64_t age = fit->window->entered - entry->entered - 1;
+    uint64_t age = pd_window_age(fit->window, slot);
     struct pd_planner_stats *stats = fit->stats;
     if (age > stats->age_max_samples)
         stats->age_max_samples = age;
@@ -108,13 +108,16 @@ static bool finish_pair(struct fit *fit)
 /* In order of arrival until the next would leave less than `rest`, unless it fills the pack. Never past one that does not fit. */
 static void take_body(struct fit *fit, uint32_t rest)
 {
-    take(fit, fit->window->oldest);
-    while (fit->window->oldest != PD_SLOT_NONE && fits(fit, fit->window->oldest)) {
-        uint32_t key = fit->window->nodes[fit->window->oldest].key;
-        bool ends = fit->keys - key < rest || fit->segments <= 2;
-        if (ends && key != fit->keys)
+    const struct pd_window *window = fit->window;
+    take(fit, window->oldest);
+    while (window->oldest != PD_SLOT_NONE && fits(fit, window->oldest)) {
+        const struct pd_node *node = &window->nodes[window->oldest];
+        if (node->newer != PD_SLOT_NONE)
+            __builtin_prefetch(&window->entries[node->newer]);
+        bool ends = fit->keys - node->key < rest || fit->segments <= 2;
+        if (ends && node->key != fit->keys)
             return;
-        take(fit, fit->window->oldest);
+        take(fit, window->oldest);
     }
 }
 

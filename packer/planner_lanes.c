@@ -72,25 +72,33 @@ static bool at_or_after(const struct pd_head *head, struct pd_cursor at)
     return head->block > at.block || (head->block == at.block && head->index >= at.index);
 }
 
-/* Heads of the lane from its cursor on; *head is NULL where none is there. */
-static int read_lane(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
-                     struct pd_cursor at, const struct pd_head **head)
+static int read_heads(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
+                      struct pd_cursor at)
 {
-    bool held = lanes->heads_left > 0 && lanes->heads_lane == lane &&
-                lanes->heads_at.block == at.block && lanes->heads_at.index == at.index;
-    if (!held) {
-        int count = supply->read(supply->ctx, lane, at, &lanes->heads);
-        lanes->heads_left = 0;
-        if (count < 0)
-            return count;
-        lanes->heads_left = (uint32_t)count;
-        lanes->heads_lane = lane;
-        lanes->heads_at = at;
-    }
-    *head = lanes->heads_left > 0 ? lanes->heads : NULL;
-    if (*head && (!at_or_after(*head, at) || (*head)->length_tokens == 0))
+    lanes->heads_left = 0;
+    int count = supply->read(supply->ctx, lane, at, &lanes->heads);
+    if (count < 0)
+        return count;
+    if (count > 0 && (!at_or_after(lanes->heads, at) || lanes->heads->length_tokens == 0))
         return PD_ECORRUPT;
+    lanes->heads_left = (uint32_t)count;
+    lanes->heads_lane = lane;
     return 0;
+}
+
+/* The lane's next head; *head is NULL where none is there. */
+static int read_lane(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
+                     const struct pd_head **head)
+{
+    struct pd_cursor at = lanes->lane[lane].cursor;
+    *head = NULL;
+    if (lanes->heads_left == 0 || lanes->heads_lane != lane) {
+        int rc = read_heads(lanes, supply, lane, at);
+        if (rc != 0 || lanes->heads_left == 0)
+            return rc;
+    }
+    *head = lanes->heads;
+    return at_or_after(*head, at) && (*head)->length_tokens > 0 ? 0 : PD_ECORRUPT;
 }
 
 static void deactivate(struct pd_lanes *lanes, uint32_t lane)
@@ -118,6 +126,7 @@ static void exhaust(struct pd_lanes *lanes, uint32_t lane)
     if (pd_lanes_repeats(lanes, lane) && at->yielded) {
         at->pass++;
         at->cursor = (struct pd_cursor){0};
+        lanes->heads_left = 0;
         at->yielded = false;
         return;
     }
@@ -132,7 +141,7 @@ int pd_lanes_peek(struct pd_lanes *lanes, const struct pd_supply *supply, uint64
     while (!lanes->stopped && lanes->active_count > 0) {
         uint32_t due = *lane = due_lane(lanes);
         struct pd_lane *at = &lanes->lane[due];
-        int rc = read_lane(lanes, supply, due, at->cursor, head);
+        int rc = read_lane(lanes, supply, due, head);
         if (rc != 0)
             return rc;
         if (*head && (*head)->block < at->end_at && (*head)->block < limit)
@@ -156,7 +165,7 @@ static int probe(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_
     *head = NULL;
     if (!at->active || at->pass > 0)
         return 0;
-    int rc = read_lane(lanes, supply, lane, at->cursor, head);
+    int rc = read_lane(lanes, supply, lane, head);
     if (rc == 0 && *head && ((*head)->block >= at->end_at || (*head)->block >= limit))
         *head = NULL;
     return rc;
@@ -205,11 +214,11 @@ void pd_lanes_consume(struct pd_lanes *lanes, uint32_t lane, uint64_t slot_token
     struct pd_lane *at = &lanes->lane[lane];
     if (at->first_block == PD_PLACE_NEVER)
         at->first_block = lanes->heads->block;
-    at->cursor = (struct pd_cursor){lanes->heads->block, lanes->heads->index + 1};
+    at->cursor.block = lanes->heads->block;
+    at->cursor.index = lanes->heads->index + 1;
     at->yielded |= slot_tokens > 0;
     lanes->heads++;
     lanes->heads_left--;
-    lanes->heads_at = at->cursor;
     if (lanes->ordered)
         lanes->turn = lane;
     else if (lanes->count > 1 && !out_of_turn)
@@ -219,10 +228,12 @@ void pd_lanes_consume(struct pd_lanes *lanes, uint32_t lane, uint64_t slot_token
 int pd_lanes_reread(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
                     struct pd_cursor at, const struct pd_head **head)
 {
-    int rc = read_lane(lanes, supply, lane, at, head);
+    int rc = read_heads(lanes, supply, lane, at);
     if (rc != 0)
         return rc;
-    bool same = *head && (*head)->block == at.block && (*head)->index == at.index;
+    *head = lanes->heads;
+    bool same = lanes->heads_left > 0 && (*head)->block == at.block && (*head)->index == at.index;
+    lanes->heads_left = 0; /* they do not start at the cursor */
     return same ? 0 : PD_ECORRUPT;
 }
 

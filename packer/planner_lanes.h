@@ -34,10 +34,9 @@ struct pd_lanes {
     uint64_t feed_end_at;
     const struct pd_rules *rules; /* borrowed from the planner */
 
-    /* The heads last read and not used yet; valid during one call of the planner. */
+    /* The heads of heads_lane from its cursor on, as last read; valid during one call of the planner. */
     const struct pd_head *heads;
     uint32_t heads_left, heads_lane;
-    struct pd_cursor heads_at;
 };
 
 enum pd_draw {
@@ -56,6 +55,18 @@ void pd_lanes_forget(struct pd_lanes *lanes);
 /* What is next, an enum pd_draw, or the error of supply->read; PD_ECORRUPT for a head that breaks the supply's contract. */
 int pd_lanes_peek(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                   const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;
+/* The common case in a few instructions: the next head of a feed with one lane, or NULL where pd_lanes_peek has to be asked. */
+static inline const struct pd_head *pd_lanes_at_hand(const struct pd_lanes *lanes, uint64_t limit)
+{
+    const struct pd_lane *lane = &lanes->lane[0];
+    if (lanes->count > 1 || lanes->heads_left == 0 || lanes->stopped || !lane->active)
+        return NULL;
+    const struct pd_head *head = lanes->heads;
+    bool in_order = head->block > lane->cursor.block ||
+                    (head->block == lane->cursor.block && head->index >= lane->cursor.index);
+    bool exists = head->block < lane->end_at && head->block < limit;
+    return in_order && exists && head->length_tokens > 0 ? head : NULL;
+}
 /* The same out of turn: among lanes in their first pass that do have a head before the limit. PD_DRAW_HEAD or PD_DRAW_DRY. */
 int pd_lanes_peek_any(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                       const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;

@@ -24,20 +24,28 @@ static uint32_t slot_of(const struct pd_rules *rules, uint32_t tokens)
     return (tokens + rules->seg_align - 1) / rules->seg_align * rules->seg_align;
 }
 
+/* Field by field: this runs for every sample, and a literal would be built elsewhere and copied. */
 static void entry_fill(struct pd_entry *entry, const struct pd_head *head, uint32_t lane,
                        uint32_t pass)
 {
-    entry->segment = (struct pd_segment){.block = head->block,
-                                         .index = head->index,
-                                         .stream = head->stream,
-                                         .seq = head->seq,
-                                         .source = head->source,
-                                         .pass = pass,
-                                         .part_count = 1,
-                                         .length_tokens = head->length_tokens,
-                                         .sample_tokens = head->length_tokens,
-                                         .patches = head->patches,
-                                         .weight = head->weight};
+    struct pd_segment *segment = &entry->segment;
+    segment->block = head->block;
+    segment->index = head->index;
+    segment->stream = head->stream;
+    segment->seq = head->seq;
+    segment->source = head->source;
+    segment->pass = pass;
+    segment->part = 0;
+    segment->part_count = 1;
+    segment->offset_tokens = 0;
+    segment->overlap_tokens = 0;
+    segment->length_tokens = head->length_tokens;
+    segment->slot_tokens = head->length_tokens;
+    segment->sample_tokens = head->length_tokens;
+    segment->loss_tokens = 0;
+    segment->sample_loss_tokens = 0;
+    segment->patches = head->patches;
+    segment->weight = head->weight;
     entry->payload_bytes = pd_head_bytes(head);
     entry->lane = lane;
     entry->cuttable = false;
@@ -78,7 +86,6 @@ static enum admit admit_over(const struct pd_rules *rules, const struct pd_head 
             return LEAVE_REJECTED;
         entry->segment.part_count = sums.parts;
         entry->segment.sample_loss_tokens = sums.loss_tokens;
-        entry->segment.slot_tokens = head->length_tokens;
         entry->cuttable = true;
         *slots = sums.slot_tokens;
         return ADMIT_SPLIT;
@@ -100,7 +107,9 @@ static enum admit admit(const struct pd_planner *planner, const struct pd_head *
     entry_fill(entry, head, lane, planner->lanes.lane[lane].pass);
     if (!pd_cut_fits(head, pd_planner_room(rules)))
         return admit_over(rules, head, entry, slots);
-    uint32_t targets = pd_loss_runs_count(head->loss, 1, head->length_tokens);
+    uint32_t targets = head->length_tokens - 1;
+    if (head->loss.lengths)
+        targets = pd_loss_runs_count(head->loss, 1, head->length_tokens);
     entry->segment.loss_tokens = entry->segment.sample_loss_tokens = targets;
     *slots = entry->segment.slot_tokens = slot_of(rules, head->length_tokens);
     return ADMIT_WHOLE;
@@ -154,6 +163,10 @@ static int draw(struct pd_planner *planner, const struct pd_supply *supply, stru
 {
     uint64_t limit = pd_records_limit(&planner->records);
     drawn->out_of_turn = false;
+    drawn->lane = 0;
+    drawn->head = pd_lanes_at_hand(&planner->lanes, limit);
+    if (drawn->head)
+        return STEP_TOOK;
     int rc = pd_lanes_peek(&planner->lanes, supply, limit, &drawn->head, &drawn->lane);
     bool low = planner->window.keys < planner->window.key_max && planner->shuffle.count == 0;
     if (rc == PD_DRAW_DRY && low) {
@@ -217,6 +230,7 @@ static int take_next(struct pd_planner *planner, const struct pd_supply *supply,
     *lane = drawn.lane;
     if (rc != STEP_TOOK)
         return rc;
+    pd_window_expect(&planner->window, drawn.head->length_tokens);
     struct pd_entry *entry = &planner->window.entries[pd_window_slot(&planner->window)];
     uint64_t slots = 0;
     enum admit how = admit(planner, drawn.head, drawn.lane, entry, &slots);

@@ -203,7 +203,7 @@ static void put_window(struct pd_buf *buf, const struct pd_window *window, bool 
     put(buf, window->mean_fixed);
     for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
         put_entry(buf, &window->entries[slot]);
-        put(buf, window->entered - window->entries[slot].entered);
+        put(buf, pd_window_age(window, slot));
         put(buf, with_bins ? (uint32_t)(window->nodes[slot].bin + 1) : 0);
     }
 }
@@ -220,16 +220,16 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
         struct pd_entry *entry = &window->entries[slot];
         if (!get_entry(reader, rules, entry))
             return;
-        uint64_t age = get(reader);
+        uint64_t age = get32(reader);
         uint32_t bin = get32(reader);
-        if (!expect(reader, age > 0 && age <= entered && age < last && !entry->cuttable &&
+        if (!expect(reader, age < entered && age < last && !entry->cuttable &&
                                 !entry->dropped && bin <= window->capacity))
             return;
         last = age;
-        window->entered = entered - age;
+        window->entered = entered - age - 1;
         pd_window_insert(window);
         window->nodes[slot].bin = bin - 1;
-        expect(reader, bin == 0 || !window->nodes[slot].dormant);
+        expect(reader, bin == 0 || !pd_window_dormant(window, slot));
     }
     window->entered = entered;
     window->mean_fixed = mean;

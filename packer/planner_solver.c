@@ -121,8 +121,7 @@ uint32_t pd_solver_choose(struct pd_solver *solver, struct pd_window *window, ui
 {
     PD_CHECK(window->count > 0);
     uint32_t oldest = window->oldest;
-    uint64_t waited = window->entered - window->entries[oldest].entered;
-    bool too_old = waited > (uint64_t)PD_SOLVER_AGE * window->capacity;
+    bool too_old = pd_window_age(window, oldest) >= (uint64_t)PD_SOLVER_AGE * window->capacity;
     if (solver->packs_left > 0) {
         uint32_t bin = window->nodes[oldest].bin;
         if (too_old && bin != PD_BIN_NONE)

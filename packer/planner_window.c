@@ -60,23 +60,28 @@ static bool is_dormant(const struct pd_window *window, uint32_t slot)
            follows(&window->entries[window->newest].segment, segment);
 }
 
-/* Behind the last entry of this size that is not newer. Fresh entries are the newest of all; only a part that wakes up walks. */
-static void fifo_link(struct pd_window *window, uint32_t slot)
+/* Behind `before`, which is PD_SLOT_NONE for the front. */
+static void fifo_link(struct pd_window *window, uint32_t slot, uint32_t before)
 {
     struct pd_node *node = &window->nodes[slot];
     struct pd_fifo *fifo = &window->fifos[node->key];
-    uint64_t entered = window->entries[slot].entered;
-    uint32_t before = fifo->newest, after = PD_SLOT_NONE;
-    if (before == PD_SLOT_NONE)
+    uint32_t after = before == PD_SLOT_NONE ? fifo->oldest : window->nodes[before].fifo_newer;
+    if (fifo->oldest == PD_SLOT_NONE)
         pd_bits_set(&window->sizes, node->key);
-    while (before != PD_SLOT_NONE && window->entries[before].entered > entered) {
-        after = before;
-        before = window->nodes[before].fifo_older;
-    }
     node->fifo_older = before;
     node->fifo_newer = after;
     *(before == PD_SLOT_NONE ? &fifo->oldest : &window->nodes[before].fifo_newer) = slot;
     *(after == PD_SLOT_NONE ? &fifo->newest : &window->nodes[after].fifo_older) = slot;
+}
+
+/* The last entry of this size that is not newer than the part that wakes up. */
+static uint32_t fifo_place(const struct pd_window *window, uint32_t slot)
+{
+    const struct pd_node *node = &window->nodes[slot];
+    uint32_t before = window->fifos[node->key].newest;
+    while (before != PD_SLOT_NONE && pd_window_age(window, before) < pd_window_age(window, slot))
+        before = window->nodes[before].fifo_older;
+    return before;
 }
 
 static void fifo_unlink(struct pd_window *window, uint32_t slot)
@@ -110,40 +115,40 @@ void pd_window_insert(struct pd_window *window)
     uint32_t key = pd_window_key_of(window, entry->segment.slot_tokens);
     PD_CHECK(key > 0 && key <= window->key_max);
     window->free = node->newer;
-    entry->entered = window->entered;
-    mean_update(window, key);
-    window->entered++;
-    *node = (struct pd_node){.key = key,
-                             .older = window->newest,
-                             .newer = PD_SLOT_NONE,
-                             .bin = PD_BIN_NONE,
-                             .dormant = is_dormant(window, slot)};
+    node->entered = (uint32_t)window->entered;
+    node->key = key;
+    node->older = window->newest;
+    node->newer = PD_SLOT_NONE;
+    node->bin = PD_BIN_NONE;
+    bool dormant = is_dormant(window, slot);
+    node->fifo_older = PD_SLOT_DORMANT;
     *(window->newest == PD_SLOT_NONE ? &window->oldest : &window->nodes[window->newest].newer) =
         slot;
     window->newest = slot;
+    mean_update(window, key);
+    window->entered++;
     window->count++;
     window->keys += key;
     window->payload_bytes += entry->payload_bytes;
-    if (!node->dormant)
-        fifo_link(window, slot);
+    if (!dormant)
+        fifo_link(window, slot, window->fifos[key].newest);
 }
 
 /* The part behind `slot`, if it waited for it, may be chosen now. */
 static void wake_follower(struct pd_window *window, uint32_t slot, uint32_t next)
 {
-    if (next == PD_SLOT_NONE || !window->nodes[next].dormant)
+    if (next == PD_SLOT_NONE || !pd_window_dormant(window, next))
         return;
     if (!follows(&window->entries[slot].segment, &window->entries[next].segment))
         return;
-    window->nodes[next].dormant = false;
-    fifo_link(window, next);
+    fifo_link(window, next, fifo_place(window, next));
 }
 
 void pd_window_remove(struct pd_window *window, uint32_t slot)
 {
     struct pd_node *node = &window->nodes[slot];
     uint32_t older = node->older, newer = node->newer;
-    if (!node->dormant)
+    if (!pd_window_dormant(window, slot))
         fifo_unlink(window, slot);
     *(older == PD_SLOT_NONE ? &window->oldest : &window->nodes[older].newer) = newer;
     *(newer == PD_SLOT_NONE ? &window->newest : &window->nodes[newer].older) = older;

@@ -13,24 +13,25 @@
 #include "packer/planner_bits.h"
 
 #define PD_SLOT_NONE UINT32_MAX
+#define PD_SLOT_DORMANT (UINT32_MAX - 1)
 #define PD_BIN_NONE UINT32_MAX
 
 /* A sample, or a part of one, as it will stand in a pack. */
 struct pd_entry {
     struct pd_segment segment;
     uint64_t payload_bytes;
-    uint64_t entered; /* how many entered the window before it */
     uint32_t lane;
     bool cuttable; /* in the shuffle buffer only: to be split when it leaves */
     bool dropped;  /* in the shuffle buffer only: skipped by a record, leaves into nothing */
 };
 
+/* 32 bytes, so that a window of 1,024 stays in the first-level cache. */
 struct pd_node {
+    uint32_t entered; /* how many entered the window before it, modulo 2^32 */
     uint32_t key;
-    uint32_t fifo_older, fifo_newer;
+    uint32_t fifo_older, fifo_newer; /* fifo_older is PD_SLOT_DORMANT outside the fifos */
     uint32_t older, newer;
     uint32_t bin, bin_next; /* of the solver */
-    bool dormant;
 };
 
 struct pd_fifo {
@@ -59,11 +60,20 @@ static inline uint32_t pd_window_slot(const struct pd_window *window)
 {
     return window->free;
 }
-/* Makes entries[pd_window_slot()] the newest entry and sets its `entered`. */
+/* Makes entries[pd_window_slot()] the newest entry. */
 void pd_window_insert(struct pd_window *window);
 /* Takes an entry out; entries[slot] stays readable until the next insert. */
 void pd_window_remove(struct pd_window *window, uint32_t slot);
 
+/* How many entered after it. */
+static inline uint32_t pd_window_age(const struct pd_window *window, uint32_t slot)
+{
+    return (uint32_t)window->entered - window->nodes[slot].entered - 1;
+}
+static inline bool pd_window_dormant(const struct pd_window *window, uint32_t slot)
+{
+    return window->nodes[slot].fifo_older == PD_SLOT_DORMANT;
+}
 /* Oldest entry of size `key`, PD_SLOT_NONE for none. */
 static inline uint32_t pd_window_first(const struct pd_window *window, uint32_t key)
 {
@@ -72,6 +82,12 @@ static inline uint32_t pd_window_first(const struct pd_window *window, uint32_t 
 static inline uint32_t pd_window_key_of(const struct pd_window *window, uint32_t tokens)
 {
     return window->align == 1 ? tokens : (tokens + window->align - 1) / window->align;
+}
+/* An entry of that many tokens is about to enter: its fifo is fetched meanwhile. */
+static inline void pd_window_expect(const struct pd_window *window, uint32_t tokens)
+{
+    uint32_t key = pd_window_key_of(window, tokens);
+    __builtin_prefetch(&window->fifos[key < window->key_max ? key : window->key_max], 1);
 }
 static inline uint32_t pd_window_mean(const struct pd_window *window)
 {
