@@ -51,10 +51,7 @@ int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint3
 int pd_feed_default(struct pd_feed_config *feed)
 {
     *feed = (struct pd_feed_config){0};
-    int rc = pd_keys_default(&pd_feed_keys, feed);
-    if (rc == 0)
-        pd_feed_derive(feed);
-    return rc;
+    return pd_keys_default(&pd_feed_keys, feed);
 }
 
 int pd_config_default(struct pd_config *config)
@@ -69,6 +66,8 @@ int pd_config_default(struct pd_config *config)
         config->feed_count = config->feeds ? 1 : 0;
         rc = config->feeds ? pd_feed_default(&config->feeds[0]) : PD_ENOMEM;
     }
+    if (rc == 0)
+        pd_feed_derive(&config->feeds[0]);
     if (rc != 0)
         pd_config_fini(config);
     return rc;
@@ -123,6 +122,8 @@ void pd_feed_derive(struct pd_feed_config *feed)
 {
     feed->layout.seq_len = feed->rules.seq_len;
     feed->layout.seg_align = feed->rules.seg_align;
+    if (feed->layout.total_align == 0)
+        feed->layout.total_align = feed->rules.seg_align;
     feed->layout.segments_max = feed->rules.segments_max;
     derive_lanes(feed);
 }

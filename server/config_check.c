@@ -186,8 +186,8 @@ static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
         if (rc != 0)
             return rc;
     }
-    int rc = pd_layout_rules_check(&feed->layout, error);
-    return rc != 0 ? rc : pd_rules_check(&feed->rules, error);
+    int rc = pd_rules_check(&feed->rules, error);
+    return rc != 0 ? rc : pd_layout_rules_check(&feed->layout, error);
 }
 
 /* ---- sums ---- */

@@ -76,7 +76,7 @@ static const struct pd_key feed_keys[] = {
     FEED("name", NAME, false, name, 0, 0, NULL, "default", "Name of the feed.")
     FEED("seq_len", NUMBER, true, rules.seq_len, 1, PD_SEQ_LEN_MAX, NULL, "4096",
          "Positions of a pack.")
-    FEED("window", NUMBER, true, rules.window_samples, 1, 1u << 24, NULL, "1024",
+    FEED("window", NUMBER, true, rules.window_samples, 1, 1u << 20, NULL, "1024",
          "Samples the planner chooses from.")
     FEED("window_bytes", BYTES, true, rules.window_bytes, KIB, 1024 * TIB, NULL, "1GiB",
          "Payload bytes the window may stand for; one sample always fits.")
@@ -84,7 +84,7 @@ static const struct pd_key feed_keys[] = {
          "How packs are filled: exact (least padding), sequential (keeps the order), none (one sample a pack).")
     FEED("order", CHOICE, true, rules.order, 0, 0, WORDS("arrival", "shuffle"), "arrival",
          "Order in which samples reach the window.")
-    FEED("shuffle_samples", NUMBER, true, rules.shuffle_samples, 1, 1u << 28, NULL, "262144",
+    FEED("shuffle_samples", NUMBER, true, rules.shuffle_samples, 1, 1u << 26, NULL, "262144",
          "Samples in the shuffle buffer, with order: shuffle.")
     FEED("shuffle_bytes", BYTES, true, rules.shuffle_bytes, KIB, 1024 * TIB, NULL, "1GiB",
          "Payload bytes the shuffle buffer may stand for.")
@@ -102,8 +102,8 @@ static const struct pd_key feed_keys[] = {
          "What happens to a sample longer than seq_len.")
     FEED("seg_align", NUMBER, true, rules.seg_align, 1, 65536, NULL, "1",
          "Each segment's slot is a multiple of this.")
-    FEED("total_align", NUMBER, true, layout.total_align, 1, 65536, NULL, "1",
-         "Widths are a multiple of this; itself a multiple of seg_align.")
+    FEED("total_align", NUMBER, true, layout.total_align, 0, 65536, NULL, "0",
+         "Widths are a multiple of this; itself a multiple of seg_align; 0 = seg_align.")
     FEED("width", CHOICE, true, layout.width, 0, 0, WORDS("fixed", "step", "batch"), "fixed",
          "Width of a batch: seq_len, or what the longest pack of the step or batch needs.")
     FEED("widths", WIDTHS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",

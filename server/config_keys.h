@@ -67,7 +67,7 @@ int pd_keys_default(const struct pd_key_table *table, void *base) PD_MUST_CHECK;
 /* "whole number from 1 to 64", "exact | sequential | none", for errors and the reference. */
 void pd_key_expectation(const struct pd_key *key, char *text, size_t size);
 
-/* Puts one feed with the defaults into *feed. PD_ENOMEM. */
+/* Puts one feed with the defaults into *feed, nothing derived yet. PD_ENOMEM. */
 int pd_feed_default(struct pd_feed_config *feed) PD_MUST_CHECK;
 void pd_feed_fini(struct pd_feed_config *feed);
 /* Fills what follows from other fields: the layout's copies of the planner's keys, lanes, streams_to_end. */

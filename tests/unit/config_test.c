@@ -219,6 +219,9 @@ static void test_rules_across_keys(void **state)
     refused("feeds: [{name: a}, {name: a}]\n", PD_EINVAL, "feeds[0] and feeds[1] are both called 'a'");
     refused("feeds: [{seq_len: 100, total_align: 8}]\n", PD_EINVAL, "feeds[0] (default): ");
     refused("feeds: [{seg_align: 4, total_align: 6, seq_len: 12}]\n", PD_EINVAL, "total_align");
+    refused("feeds: [{seq_len: 100, seg_align: 64}]\n", PD_EINVAL, "seg_align");
+    refused("feeds: [{seg_align: 4, total_align: 1}]\n", PD_EINVAL, "total_align");
+    accepted("feeds: [{seg_align: 4}]\n");
     refused("feeds: [{width: step, widths: [512, 256]}]\n", PD_EINVAL, "widths");
     refused("feeds: [{widths: [512]}]\n", PD_EINVAL, "widths has 1 entries but width is fixed");
     refused("feeds: [{streams: [a, b, a]}]\n", PD_EINVAL, "streams: 'a' is there twice");
