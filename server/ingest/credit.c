@@ -26,7 +26,7 @@ int pd_credit_pool_init(struct pd_credit_pool *pool, uint64_t max_bytes, uint32_
     PD_CHECK(calls_max >= 1);
     *pool = (struct pd_credit_pool){.max_bytes = max_bytes, .calls_max = calls_max};
     pool->floor_bytes = max_bytes / 4 / calls_max;
-    pool->block_bytes = min_u64(max_bytes / 4, block_bytes_max);
+    pool->block_bytes = min_u64(max_bytes / 2, block_bytes_max);
     pool->shared_bytes = max_bytes - pool->floor_bytes * calls_max - pool->block_bytes;
     return pthread_mutex_init(&pool->lock, NULL) == 0 ? 0 : PD_ENOMEM;
 }

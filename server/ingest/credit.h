@@ -47,7 +47,7 @@ struct pd_credit {
     uint64_t window_bytes;
 };
 
-/* calls_max >= 1. The block part is a quarter of max_bytes, at most block_bytes_max. */
+/* calls_max >= 1. The floors take a quarter of max_bytes; the block part is half of it, at most block_bytes_max. */
 int pd_credit_pool_init(struct pd_credit_pool *pool, uint64_t max_bytes, uint32_t calls_max,
                         uint64_t block_bytes_max) PD_MUST_CHECK;
 void pd_credit_pool_fini(struct pd_credit_pool *pool);
