@@ -54,7 +54,7 @@ float pd_bf16_to(uint16_t bits);
 /* The oracle: fp64, one row at a time, from the definition. out[tokens, heads, head_dim] and lse[heads, tokens]
  * (NULL: not wanted); attention->out and ->lse are not used. With `round_weights` the weights are rounded to bf16
  * before they meet v, as a kernel with bf16 operands must: the baseline its error is measured against.
- * Any thread, no allocation, head_dim <= 256. */
+ * Any thread, no allocation; head_dim a multiple of 4, at most 256. */
 #define PD_ATTENTION_DIM_MAX 256
 void pd_attention_ref(const struct pd_attention *attention, bool round_weights, double *out,
                       double *lse);

@@ -14,7 +14,8 @@
  * Softmax is the online form. Its first tile holds key 0, which every row may see, so the running maximum is
  * finite from then on and no row needs a special case; a segment without keys never enters the loop and leaves
  * sum 0. Statements that keep memory or results right carry a tag, [barrier], [mask], [bound], [guard] or [reset]:
- * tests/gpu/mutate.awk removes them one by one ([guard]: the condition only) and a test must fail for each.
+ * tests/gpu/mutate.awk removes them one by one ([guard]: the condition only) and a test must fail for each; [work]
+ * marks conditions that only save work.
  *
  * Included by attention.cu and by the CPU run after a device_*.h header. Offsets in tokens and elements are
  * 64-bit. Never validates cu_seqlens: the host does, before the launch. */
@@ -67,7 +68,7 @@ template <int ROWS> DEV_FUNCTION bool dev_find_tile(const struct pd_attention &a
 template <int ROWS, bool CAUSAL> DEV_FUNCTION int32_t dev_key_end(const struct dev_tile &t)
 {
     int32_t diagonal = t.row0 + ROWS;
-    return CAUSAL && diagonal < t.keys ? diagonal : t.keys;
+    return CAUSAL && diagonal < t.keys ? diagonal : t.keys; // [work]
 }
 
 DEV_FUNCTION uint32_t dev_load_pair(const uint16_t *from)
@@ -299,7 +300,7 @@ DEV_KERNEL(DEV_THREADS) attention_bf16(const struct pd_attention a)
     float scale_log2 = a.scale * 1.44269504f;
     int32_t end = dev_key_end<BF16_ROWS, CAUSAL>(t);
     int32_t warp_row = t.row0 + (int32_t)dev_thread() / DEV_LANES * BF16_WARP_ROWS;
-    int32_t seen_by_all = CAUSAL && warp_row + 1 < t.keys ? warp_row + 1 : t.keys; // keys of its first row
+    int32_t seen_by_all = CAUSAL && warp_row + 1 < t.keys ? warp_row + 1 : t.keys; // [work] by its first row
     bf16_load_queries<D>(a, t, r);
     bf16_clear<D>(r); // [reset]
     r.top[0] = r.top[1] = -INFINITY; // [reset]

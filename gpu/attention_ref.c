@@ -34,42 +34,47 @@ void pd_attention_pack(struct pd_attention *attention)
         (int64_t)attention->heads_kv * attention->head_dim;
 }
 
-static double element(const struct pd_attention *attention, const void *array, int64_t index)
+/* head_dim elements from `at` on, widened. */
+static void load(const struct pd_attention *attention, const void *array, int64_t at, double *row)
 {
-    if (attention->dtype == PD_ATTENTION_F32)
-        return (double)((const float *)array)[index];
-    return (double)pd_bf16_to(((const uint16_t *)array)[index]);
+    for (uint32_t i = 0; i < attention->head_dim; i++)
+        row[i] = attention->dtype == PD_ATTENTION_F32
+                     ? (double)((const float *)array)[at + i]
+                     : (double)pd_bf16_to(((const uint16_t *)array)[at + i]);
 }
 
-/* scale * q.k for one query and one key. */
-static double logit(const struct pd_attention *attention, uint32_t head, int64_t query, int64_t key)
+static double dot(uint32_t n, const double *a, const double *b)
 {
-    uint32_t group = attention->heads / attention->heads_kv, dim = attention->head_dim;
-    int64_t q = query * attention->q_stride + (int64_t)head * dim;
-    int64_t k = key * attention->k_stride + (int64_t)(head / group) * dim;
-    double sum = 0;
-    for (uint32_t i = 0; i < dim; i++)
-        sum += element(attention, attention->q, q + i) * element(attention, attention->k, k + i);
-    return sum * (double)attention->scale;
+    double sums[4] = {0}; /* four chains; head_dim is a multiple of four */
+    for (uint32_t i = 0; i < n; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            sums[j] += a[i + j] * b[i + j];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/* One query over the keys [first, end): its output and lse. */
+/* One query over the keys [first, end): its output and lse. Two passes: the maximum, then the weights. */
 static double query_row(const struct pd_attention *attention, uint32_t head, int64_t query,
                         int64_t first, int64_t end, bool round_weights, double *out)
 {
     uint32_t group = attention->heads / attention->heads_kv, dim = attention->head_dim;
-    double top = -INFINITY, sum = 0;
+    int64_t kv = (int64_t)(head / group) * dim;
+    double q[PD_ATTENTION_DIM_MAX], row[PD_ATTENTION_DIM_MAX], top = -INFINITY, sum = 0;
+    double scale = (double)attention->scale;
+    load(attention, attention->q, query * attention->q_stride + (int64_t)head * dim, q);
     memset(out, 0, dim * sizeof(*out));
-    for (int64_t key = first; key < end; key++)
-        top = fmax(top, logit(attention, head, query, key));
     for (int64_t key = first; key < end; key++) {
-        double weight = exp(logit(attention, head, query, key) - top);
-        int64_t v = key * attention->v_stride + (int64_t)(head / group) * dim;
+        load(attention, attention->k, key * attention->k_stride + kv, row);
+        top = fmax(top, scale * dot(dim, q, row));
+    }
+    for (int64_t key = first; key < end; key++) {
+        load(attention, attention->k, key * attention->k_stride + kv, row);
+        double weight = exp(scale * dot(dim, q, row) - top);
         sum += weight;
         if (round_weights)
             weight = (double)pd_bf16_to(pd_bf16_of((float)weight));
+        load(attention, attention->v, key * attention->v_stride + kv, row);
         for (uint32_t i = 0; i < dim; i++)
-            out[i] += weight * element(attention, attention->v, v + i);
+            out[i] += weight * row[i];
     }
     for (uint32_t i = 0; i < dim && first < end; i++)
         out[i] /= sum;

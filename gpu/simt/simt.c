@@ -50,7 +50,8 @@ struct fiber {
 /* What the lanes of a warp hand each other in one collective. */
 struct exchange {
     float value[SIMT_WARP];
-    float a[16][16], b[8][16]; /* mma operands; b by column */
+    float a[16][16], b[16][8], d[16][8]; /* mma: operands and product */
+    uint32_t deposits;                   /* of the operands */
     uint16_t rows[SIMT_WARP][8];
 };
 
@@ -278,6 +279,7 @@ int simt_run(struct simt *m, const struct simt_launch *launch, void (*entry)(con
     m->argument = argument;
     m->failed.code = 0;
     m->shared = m->arena + SIMT_SHARED_MAX - launch->shared_bytes; /* ends where memory ends */
+    memset(m->exchange, 0, sizeof(m->exchange));
     for (uint32_t i = 0; i < launch->threads; i++)
         reset_fiber(&m->fibers[i]);
     current = m;
@@ -393,6 +395,16 @@ static float high_half(uint32_t pair)
     return value;
 }
 
+/* Whole rows at a time, which the compiler turns into vector code; by the lane that deposits last. */
+static void multiply(struct exchange *x)
+{
+    memset(x->d, 0, sizeof(x->d));
+    for (uint32_t i = 0; i < 16; i++)
+        for (uint32_t k = 0; k < 16; k++)
+            for (uint32_t j = 0; j < 8; j++)
+                x->d[i][j] += x->a[i][k] * x->b[k][j];
+}
+
 void simt_mma(float d[4], const uint32_t a[4], const uint32_t b[2], int line)
 {
     struct simt *m = current;
@@ -404,18 +416,16 @@ void simt_mma(float d[4], const uint32_t a[4], const uint32_t b[2], int line)
         row[1] = high_half(a[i]);
     }
     for (uint32_t i = 0; i < 2; i++) {
-        float *column = x->b[group] + pair + i * 8;
-        column[0] = low_half(b[i]);
-        column[1] = high_half(b[i]);
+        x->b[pair + i * 8][group] = low_half(b[i]);
+        x->b[pair + i * 8 + 1][group] = high_half(b[i]);
+    }
+    if (++x->deposits == SIMT_WARP) {
+        x->deposits = 0;
+        multiply(x);
     }
     simt_warp_sync(line);
-    for (uint32_t i = 0; i < 4; i++) {
-        const float *row = x->a[group + i / 2 * 8], *column = x->b[pair + i % 2];
-        float sum = 0;
-        for (uint32_t k = 0; k < 16; k++)
-            sum += row[k] * column[k];
-        d[i] += sum;
-    }
+    for (uint32_t i = 0; i < 4; i++)
+        d[i] += x->d[group + i / 2 * 8][pair + i % 2];
 }
 
 static bool in_shared(const struct simt *m, const void *at)
