@@ -1,11 +1,16 @@
 /* A batch in memory: one contiguous little-endian payload and the table of arrays in it.
  *
- *   payload: | tokens [R,W] | positions [R,W] | segment_ids [R,W] | cu_seqlens [S+1] | ... | each
- * array at a multiple of 64 bytes
+ *   payload, each array at a multiple of 64 bytes:
+ *   | tokens [R,W] | cu_seqlens [S+1] | seq_lens [S] | sample_index [S] | labels [R,W]
+ *   | positions [R,W] | segment_ids [R,W] | loss_weight [R,W]
+ *   | cu_seqlens_real [N+1] | cu_seqlens_padded [N+1] |
+ *
+ * The order is fixed: what a reader may rebuild stands behind what it cannot, so that the core
+ * payload of the wire is a prefix of the whole one.
  *
  * R rows (packs), W positions a row, T = R*W, S segments (real ones and padding segments), N the
  * rows of the Megatron pair. The meaning of every array is in DESIGN's batch contract and in
- * proto/packd.proto (BatchHeader). Plain values; pure. */
+ * proto/packd.proto (ArrayInfo). Plain values; pure. */
 #ifndef PD_PACKER_BATCH_H
 #define PD_PACKER_BATCH_H
 

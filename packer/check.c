@@ -127,13 +127,13 @@ static int check_table(struct scan *scan, const void *payload)
     const uint64_t r = b->rows, w = b->width, s = b->segment_count, n = b->megatron_count;
     const struct expected_array want[CORE_ARRAYS] = {
         {"tokens", PD_DTYPE_I32, 2, {r, w}},
-        {"positions", PD_DTYPE_I32, 2, {r, w}},
-        {"segment_ids", PD_DTYPE_I32, 2, {r, w}},
-        {"labels", PD_DTYPE_I32, 2, {r, w}},
-        {"loss_weight", PD_DTYPE_F32, 2, {r, w}},
         {"cu_seqlens", PD_DTYPE_I32, 1, {s + 1}},
         {"seq_lens", PD_DTYPE_I32, 1, {s}},
         {"sample_index", PD_DTYPE_I32, 1, {s}},
+        {"labels", PD_DTYPE_I32, 2, {r, w}},
+        {"positions", PD_DTYPE_I32, 2, {r, w}},
+        {"segment_ids", PD_DTYPE_I32, 2, {r, w}},
+        {"loss_weight", PD_DTYPE_F32, 2, {r, w}},
         {"cu_seqlens_real", PD_DTYPE_I32, 1, {n + 1}},
         {"cu_seqlens_padded", PD_DTYPE_I32, 1, {n + 1}},
     };
@@ -165,13 +165,13 @@ static int check_table(struct scan *scan, const void *payload)
         return report_value(scan, PD_CHECK_SHAPE, "payload_bytes", (int64_t)offset,
                             (int64_t)b->payload_bytes);
     scan->tokens = view[0];
-    scan->positions = view[1];
-    scan->segment_ids = view[2];
-    scan->labels = view[3];
-    scan->loss_weight = view[4];
-    scan->cu = view[5];
-    scan->seq_lens = view[6];
-    scan->sample_index = view[7];
+    scan->cu = view[1];
+    scan->seq_lens = view[2];
+    scan->sample_index = view[3];
+    scan->labels = view[4];
+    scan->positions = view[5];
+    scan->segment_ids = view[6];
+    scan->loss_weight = view[7];
     scan->cu_real = view[8];
     scan->cu_padded = view[9];
     return 0;

@@ -22,18 +22,20 @@
 
 #include <string.h>
 
-/* The fixed order of arrays; check.c holds its own copy of this table on purpose. */
+/* The fixed order of arrays. What a reader may rebuild stands behind what it cannot, so that the core
+ * payload is a prefix of the whole one; labels, which only sometimes can be rebuilt, stand between.
+ * check.c holds its own copy of this table on purpose. */
 enum {
     TOKENS,
-    POSITIONS,
-    SEGMENT_IDS,
-    LABELS,
-    LOSS_WEIGHT,
     CU_SEQLENS,
     SEQ_LENS,
     SAMPLE_INDEX,
+    LABELS,
+    POSITIONS,
+    SEGMENT_IDS,
+    LOSS_WEIGHT,
     CU_REAL,
-    CU_PADDED
+    CU_PADDED,
 };
 
 enum shape_kind { SHAPE_ROWS, SHAPE_S, SHAPE_S1, SHAPE_N1 };
@@ -44,13 +46,13 @@ static const struct {
     enum shape_kind shape;
 } specs[] = {
     [TOKENS] = {"tokens", PD_DTYPE_I32, SHAPE_ROWS},
-    [POSITIONS] = {"positions", PD_DTYPE_I32, SHAPE_ROWS},
-    [SEGMENT_IDS] = {"segment_ids", PD_DTYPE_I32, SHAPE_ROWS},
-    [LABELS] = {"labels", PD_DTYPE_I32, SHAPE_ROWS},
-    [LOSS_WEIGHT] = {"loss_weight", PD_DTYPE_F32, SHAPE_ROWS},
     [CU_SEQLENS] = {"cu_seqlens", PD_DTYPE_I32, SHAPE_S1},
     [SEQ_LENS] = {"seq_lens", PD_DTYPE_I32, SHAPE_S},
     [SAMPLE_INDEX] = {"sample_index", PD_DTYPE_I32, SHAPE_S},
+    [LABELS] = {"labels", PD_DTYPE_I32, SHAPE_ROWS},
+    [POSITIONS] = {"positions", PD_DTYPE_I32, SHAPE_ROWS},
+    [SEGMENT_IDS] = {"segment_ids", PD_DTYPE_I32, SHAPE_ROWS},
+    [LOSS_WEIGHT] = {"loss_weight", PD_DTYPE_F32, SHAPE_ROWS},
     [CU_REAL] = {"cu_seqlens_real", PD_DTYPE_I32, SHAPE_N1},
     [CU_PADDED] = {"cu_seqlens_padded", PD_DTYPE_I32, SHAPE_N1},
 };

@@ -101,21 +101,31 @@ static void changed_batch(struct pd_reader *in)
 
 static void free_table(struct pd_batch *batch, struct pd_reader *in)
 {
-    static const char *const names[] = {
-        "tokens",     "positions", "segment_ids",  "labels",          "loss_weight",
-        "cu_seqlens", "seq_lens",  "sample_index", "cu_seqlens_real", "cu_seqlens_padded"};
     batch->rows = below(in, 4);
     batch->width = below(in, 20);
     batch->segment_count = below(in, 20);
     batch->megatron_count = below(in, 8);
-    for (size_t i = 0; i < PD_COUNT_OF(names); i++) {
-        uint64_t count = i < 5    ? batch->width
-                         : i == 5 ? batch->segment_count + 1ULL
-                         : i < 8  ? batch->segment_count
-                                  : batch->megatron_count + 1ULL;
-        const uint64_t shape[] = {i < 5 ? batch->rows : count, count};
-        PD_CHECK(pd_batch_array_add(batch, names[i], i == 4 ? PD_DTYPE_F32 : PD_DTYPE_I32,
-                                    i < 5 ? 2 : 1, shape) == 0);
+    const uint64_t segments = batch->segment_count, pairs = batch->megatron_count + 1ULL;
+    const struct {
+        const char *name;
+        uint64_t count;
+    } arrays[] = {
+        {"tokens", 0},
+        {"cu_seqlens", segments + 1},
+        {"seq_lens", segments},
+        {"sample_index", segments},
+        {"labels", 0},
+        {"positions", 0},
+        {"segment_ids", 0},
+        {"loss_weight", 0},
+        {"cu_seqlens_real", pairs},
+        {"cu_seqlens_padded", pairs},
+    };
+    for (size_t i = 0; i < PD_COUNT_OF(arrays); i++) {
+        bool flat = arrays[i].count > 0 || i == 2 || i == 3;
+        const uint64_t shape[] = {flat ? arrays[i].count : batch->rows, batch->width};
+        enum pd_dtype dtype = i == 7 ? PD_DTYPE_F32 : PD_DTYPE_I32;
+        PD_CHECK(pd_batch_array_add(batch, arrays[i].name, dtype, flat ? 1 : 2, shape) == 0);
     }
 }
 

@@ -68,17 +68,17 @@ static const struct {
     unsigned rightly;
 } owners[] = {
     {"tokens", BIT(PD_CHECK_PADDING)},
-    {"positions", BIT(PD_CHECK_POSITIONS)},
-    {"segment_ids", BIT(PD_CHECK_SEGMENT_IDS)},
-    {"labels", BIT(PD_CHECK_LABELS) | BIT(PD_CHECK_PADDING) | BIT(PD_CHECK_LOSS_WEIGHT) |
-                   BIT(PD_CHECK_PLAN) | BIT(PD_CHECK_TOTALS)},
-    /* Without a plan, the weight of a segment's only target is known from the total alone. */
-    {"loss_weight", BIT(PD_CHECK_LOSS_WEIGHT) | BIT(PD_CHECK_PADDING) | BIT(PD_CHECK_TOTALS)},
     {"cu_seqlens", BIT(PD_CHECK_CU_SEQLENS) | BIT(PD_CHECK_SEQ_LENS) | BIT(PD_CHECK_POSITIONS) |
                        BIT(PD_CHECK_PADDING) | BIT(PD_CHECK_PLAN)},
     {"seq_lens", BIT(PD_CHECK_SEQ_LENS) | BIT(PD_CHECK_SAMPLE_INDEX) | BIT(PD_CHECK_PADDING) |
                      BIT(PD_CHECK_PLAN) | BIT(PD_CHECK_SEGMENT_IDS)},
     {"sample_index", BIT(PD_CHECK_SAMPLE_INDEX)},
+    {"labels", BIT(PD_CHECK_LABELS) | BIT(PD_CHECK_PADDING) | BIT(PD_CHECK_LOSS_WEIGHT) |
+                   BIT(PD_CHECK_PLAN) | BIT(PD_CHECK_TOTALS)},
+    {"positions", BIT(PD_CHECK_POSITIONS)},
+    {"segment_ids", BIT(PD_CHECK_SEGMENT_IDS)},
+    /* Without a plan, the weight of a segment's only target is known from the total alone. */
+    {"loss_weight", BIT(PD_CHECK_LOSS_WEIGHT) | BIT(PD_CHECK_PADDING) | BIT(PD_CHECK_TOTALS)},
     {"cu_seqlens_real", BIT(PD_CHECK_MEGATRON)},
     {"cu_seqlens_padded", BIT(PD_CHECK_MEGATRON)},
 };
@@ -349,16 +349,16 @@ static void test_header_numbers(void **state)
     OFF(b->array_count = UINT32_MAX, "shape");
     OFF(b->payload_bytes -= 64, "shape");
     OFF(b->payload_bytes = 0, "shape");
-    OFF(b->arrays[3].name[0] = 'x', "shape");
-    OFF(memset(b->arrays[3].name, 'l', sizeof b->arrays[3].name), "shape");
-    OFF(b->arrays[3].dtype = PD_DTYPE_F32, "shape");
-    OFF(b->arrays[3].dtype = 99, "shape");
-    OFF(b->arrays[3].rank = UINT32_MAX, "shape");
-    OFF(b->arrays[3].shape[1]++, "shape");
-    OFF(b->arrays[3].offset_bytes += 64, "shape");
-    OFF(b->arrays[3].offset_bytes = UINT64_MAX, "shape");
-    OFF(b->arrays[3].size_bytes = UINT64_MAX, "shape");
-    OFF(b->arrays[3].digest = 1, "digest");
+    OFF(b->arrays[4].name[0] = 'x', "shape");
+    OFF(memset(b->arrays[4].name, 'l', sizeof b->arrays[4].name), "shape");
+    OFF(b->arrays[4].dtype = PD_DTYPE_F32, "shape");
+    OFF(b->arrays[4].dtype = 99, "shape");
+    OFF(b->arrays[4].rank = UINT32_MAX, "shape");
+    OFF(b->arrays[4].shape[1]++, "shape");
+    OFF(b->arrays[4].offset_bytes += 64, "shape");
+    OFF(b->arrays[4].offset_bytes = UINT64_MAX, "shape");
+    OFF(b->arrays[4].size_bytes = UINT64_MAX, "shape");
+    OFF(b->arrays[4].digest = 1, "digest");
 #undef OFF
     assert_int_equal(check(c, true, &finding), 0);
     case_free(c);

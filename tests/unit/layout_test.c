@@ -127,8 +127,8 @@ static void test_array_order(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "tokens",     "positions", "segment_ids",  "labels",          "loss_weight",
-        "cu_seqlens", "seq_lens",  "sample_index", "cu_seqlens_real", "cu_seqlens_padded"};
+        "tokens",    "cu_seqlens",  "seq_lens",    "sample_index",    "labels",
+        "positions", "segment_ids", "loss_weight", "cu_seqlens_real", "cu_seqlens_padded"};
     struct layout_case *c = two_rows(PD_LABELS_UNSHIFTED);
     assert_int_equal(c->batch.array_count, 10);
     for (size_t i = 0; i < 10; i++)
