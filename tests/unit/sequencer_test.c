@@ -1004,7 +1004,7 @@ static void test_threads(void **unused)
     memset(pushers, 0, sizeof pushers);
     pusher_of = pushers;
     for (int i = 0; i < 8; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "s%d", i);
         pushers[i].c = &c;
         pushers[i].stream = stream_of("feed0", name);
