@@ -13,6 +13,9 @@
 #include <string.h>
 #include <xxhash.h>
 
+#define SAMPLE_BYTES (64ull << 20)
+#define SAMPLE_BYTES_MIN (64ull << 10)
+
 extern char **environ;
 
 int pd_config_set_string(char **field, const char *value)
@@ -68,6 +71,8 @@ int pd_config_default(struct pd_config *config)
     }
     if (rc == 0)
         pd_feed_derive(&config->feeds[0]);
+    if (rc == 0)
+        pd_config_derive(config);
     if (rc != 0)
         pd_config_fini(config);
     return rc;
@@ -126,6 +131,30 @@ void pd_feed_derive(struct pd_feed_config *feed)
         feed->layout.total_align = feed->rules.seg_align;
     feed->layout.segments_max = feed->rules.segments_max;
     derive_lanes(feed);
+}
+
+uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
+{
+    uint64_t shares = 0;
+    for (uint32_t i = 0; i < config->feed_count; i++)
+        shares += config->feeds[i].log_share;
+    return config->log_max_bytes / shares * feed->log_share / 2 / feed->rules.lane_count;
+}
+
+void pd_config_derive(struct pd_config *config)
+{
+    uint64_t bytes = SAMPLE_BYTES;
+    if (config->memory_ingest_bytes / 2 < bytes)
+        bytes = config->memory_ingest_bytes / 2;
+    for (uint32_t i = 0; i < config->feed_count; i++) {
+        uint64_t lane = pd_config_lane_bytes(config, &config->feeds[i]);
+        uint64_t room = lane > PD_LANE_BLOCKS_BYTES ? lane - PD_LANE_BLOCKS_BYTES : 0;
+        if (room < bytes)
+            bytes = room;
+    }
+    if (bytes < SAMPLE_BYTES_MIN)
+        bytes = SAMPLE_BYTES_MIN;
+    config->max_sample_bytes = config->max_sample_wanted_bytes > 0 ? config->max_sample_wanted_bytes : bytes;
 }
 
 /* ---- the environment ---- */

@@ -68,7 +68,8 @@ struct pd_config {
     uint64_t commit_ns;
     uint64_t memory_batches_bytes;
     uint64_t memory_ingest_bytes;
-    uint64_t max_sample_bytes;
+    uint64_t max_sample_bytes;        /* in force, from the next field */
+    uint64_t max_sample_wanted_bytes; /* as configured; 0 = 64 MiB, or what memory.ingest and the log can carry if that is less */
     uint32_t push_calls_max;
     uint64_t stall_ns;
     uint64_t drain_ns; /* grace period of a shutdown, default 30 s */

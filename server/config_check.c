@@ -12,9 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else fills the log. */
-#define LANE_BLOCKS_BYTES (2ull << 20)
-
 static int contradiction(struct pd_error *error, const char *reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -197,9 +194,9 @@ static int check_memory(const struct pd_config *config, struct pd_error *error)
     char have[32], need[32];
     pd_units_format_bytes(config->memory_ingest_bytes, have, sizeof have);
     pd_units_format_bytes(config->max_sample_bytes, need, sizeof need);
-    if (config->memory_ingest_bytes < config->max_sample_bytes)
+    if (config->memory_ingest_bytes / 2 < config->max_sample_bytes)
         return contradiction(error, "MEMORY",
-                             "memory.ingest is %s, less than one sample of limits.max_sample_bytes %s: it could never "
+                             "memory.ingest is %s, less than twice limits.max_sample_bytes %s: such a sample could never "
                              "be sent; raise the first or lower the second",
                              have, need);
     for (uint32_t i = 0; i < config->feed_count; i++) {
@@ -216,25 +213,21 @@ static int check_memory(const struct pd_config *config, struct pd_error *error)
     return 0;
 }
 
-/* Half of a feed's share of the log is for samples that are not planned yet; each lane must find its minimum there. */
 static int check_log_share(const struct pd_config *config, struct pd_error *error)
 {
-    uint64_t shares = 0;
-    for (uint32_t i = 0; i < config->feed_count; i++)
-        shares += config->feeds[i].log_share;
+    uint64_t need = PD_LANE_BLOCKS_BYTES + config->max_sample_bytes;
     for (uint32_t i = 0; i < config->feed_count; i++) {
         const struct pd_feed_config *feed = &config->feeds[i];
-        uint64_t half = config->log_max_bytes / shares * feed->log_share / 2;
-        uint64_t minimum = feed->rules.lane_count * (LANE_BLOCKS_BYTES + config->max_sample_bytes);
-        if (half >= minimum)
+        uint64_t have = pd_config_lane_bytes(config, feed);
+        if (have >= need)
             continue;
-        char have[32], need[32];
+        char have_text[32], need_text[32];
         return contradiction(error, "LOG_TOO_SMALL",
-                             "feeds[%u] (%s): half of its share of log.max_bytes is %s, but %u lanes need %s (each two "
-                             "blocks and one sample of limits.max_sample_bytes); raise log.max_bytes or lower "
-                             "limits.max_sample_bytes",
-                             i, feed->name, pd_units_format_bytes(half, have, sizeof have), feed->rules.lane_count,
-                             pd_units_format_bytes(minimum, need, sizeof need));
+                             "feeds[%u] (%s): each of its %u lanes may hold %s of log.max_bytes unplanned, but needs %s: "
+                             "two blocks and one sample of limits.max_sample_bytes; raise the first or lower the second",
+                             i, feed->name, feed->rules.lane_count,
+                             pd_units_format_bytes(have, have_text, sizeof have_text),
+                             pd_units_format_bytes(need, need_text, sizeof need_text));
     }
     return 0;
 }
@@ -256,7 +249,9 @@ int pd_config_check(struct pd_config *config, struct pd_error *error)
                                    config->feeds[i].name);
         }
     }
-    if (rc == 0)
-        rc = check_memory(config, error);
+    if (rc != 0)
+        return rc;
+    pd_config_derive(config);
+    rc = check_memory(config, error);
     return rc == 0 ? check_log_share(config, error) : rc;
 }

@@ -47,8 +47,8 @@ static const struct pd_key top_keys[] = {
         "Memory for finished batches.")
     TOP("memory.ingest", BYTES, memory_ingest_bytes, MIB, 1024 * TIB, NULL, "256MiB",
         "Sum of the credits granted to producers.")
-    TOP("limits.max_sample_bytes", BYTES, max_sample_bytes, KIB, GIB, NULL, "64MiB",
-        "A larger sample is refused.")
+    TOP("limits.max_sample_bytes", BYTES, max_sample_wanted_bytes, 0, GIB, NULL, "0",
+        "A larger sample is refused; 0 = 64MiB, or less where half of memory.ingest or a lane's share of the log is less.")
     TOP("limits.push_calls", NUMBER, push_calls_max, 1, 65536, NULL, "4096",
         "Push calls open at a time.")
     TOP("limits.stall", DURATION, stall_ns, SECOND, 24 * HOUR, NULL, "60s",

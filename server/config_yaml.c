@@ -446,6 +446,7 @@ int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, con
         pd_config_fini(&made);
         return rc;
     }
+    pd_config_derive(&made);
     pd_config_fini(config);
     *config = made;
     return 0;

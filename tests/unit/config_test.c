@@ -235,13 +235,40 @@ static void test_rules_across_keys(void **state)
     refused("feeds: [{fixed_segments: 4, max_segments: 5}]\n", PD_EINVAL, "more than fixed_segments 4");
     refused("feeds: [{cost: {alpha: 0, beta: 0}}]\n", PD_EINVAL, "both 0");
     refused("feeds: [{vocab_size: 10, pad_id: 10}]\n", PD_EINVAL, "pad_id is 10, outside vocab_size 10");
-    refused("memory: {ingest: 1MiB}\n", PD_EINVAL, "memory.ingest is 1.0MiB, less than one sample");
+    refused("memory: {ingest: 1MiB}\nlimits: {max_sample_bytes: 1MiB}\n", PD_EINVAL,
+            "memory.ingest is 1.0MiB, less than twice limits.max_sample_bytes 1.0MiB");
     refused("memory: {batches: 1MiB}\nfeeds: [{seq_len: 1048576}]\n", PD_EINVAL, "more than half of memory.batches 1.0MiB");
-    refused("log: {max_bytes: 64MiB}\n", PD_EINVAL, "half of its share of log.max_bytes is 32.0MiB, but 1 lanes need 66.0MiB");
+    refused("log: {max_bytes: 64MiB}\nlimits: {max_sample_bytes: 64MiB}\n", PD_EINVAL,
+            "each of its 1 lanes may hold 32.0MiB of log.max_bytes unplanned, but needs 66.0MiB");
+    refused("log: {max_bytes: 16MiB}\nfeeds: [{name: a}, {name: b}, {name: c}, {name: d}]\n", PD_EINVAL,
+            "may hold 2.0MiB of log.max_bytes unplanned, but needs 2.1MiB");
     accepted("log: {max_bytes: 64MiB}\nlimits: {max_sample_bytes: 1MiB}\n");
     accepted("feeds: [{name: a}, {name: b, sources: {x: {}, y: {on_end: stop}}, seq_len: 131072}]\n");
     accepted("");
     accepted("feeds: &f\n  - {name: one}\n");
+}
+
+/* Unless it is set, the largest sample follows what memory and log can carry. */
+static void test_sample_limit(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *yaml;
+        uint64_t bytes;
+    } cases[] = {
+        {"", 64ull << 20},
+        {"memory: {ingest: 8MiB}\n", 4ull << 20},
+        {"log: {max_bytes: 64MiB}\n", 30ull << 20},
+        {"log: {max_bytes: 64MiB}\nfeeds: [{sources: {a: {}, b: {}}}]\n", 14ull << 20},
+        {"limits: {max_sample_bytes: 1MiB}\n", 1ull << 20},
+    };
+    for (size_t i = 0; i < PD_COUNT_OF(cases); i++) {
+        struct pd_config config = parsed(cases[i].yaml);
+        struct pd_error error = {0};
+        assert_int_equal(pd_config_check(&config, &error), 0);
+        assert_int_equal(config.max_sample_bytes, cases[i].bytes);
+        pd_config_fini(&config);
+    }
 }
 
 static void test_not_offered(void **state)
@@ -411,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_every_kind),
         cmocka_unit_test(test_places_and_suggestions),
         cmocka_unit_test(test_rules_across_keys),
+        cmocka_unit_test(test_sample_limit),
         cmocka_unit_test(test_not_offered),
         cmocka_unit_test(test_failure_changes_nothing),
         cmocka_unit_test(test_round_trip),
