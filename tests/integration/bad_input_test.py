@@ -159,7 +159,7 @@ class BadInputTest(unittest.TestCase):
         self.refused(caught.exception, Code.FAILED_PRECONDITION, "SPEC_MISMATCH", "rows", "1", "2")
         with self.assertRaises(grpc.RpcError) as caught:
             peer.open_job(self.packd.address, job="shape", dp_size=4, rows=2, step_packs=9)
-        self.refused(caught.exception, Code.FAILED_PRECONDITION, "STEP_SHAPE", "9", "8")
+        self.refused(caught.exception, Code.FAILED_PRECONDITION, "STEP_PACKS", "9", "8")
         fetch = peer.Fetch(self.packd.address, opened, job="ranks", dp_rank=9)
         with self.assertRaises(grpc.RpcError) as caught:
             fetch.next()
@@ -182,7 +182,7 @@ class BadInputTest(unittest.TestCase):
         with peer.channel(self.packd.address) as ch, self.assertRaises(grpc.RpcError) as caught:
             peer.rpc.FeedStub(ch).Commit(pb.CommitRequest(feed="default", job="committer", generation=opened.generation,
                                                           step=5, fetched=2), timeout=10)
-        self.refused(caught.exception, Code.FAILED_PRECONDITION, "COMMIT_AHEAD", "5", "2")
+        self.refused(caught.exception, Code.INVALID_ARGUMENT, "COMMIT_BEYOND_FETCHED", "5", "2")
 
     def test_old_world_is_fenced(self):
         old = peer.open_job(self.packd.address, job="worlds", world_token="one")
