@@ -218,15 +218,17 @@ static int settle_window(struct pd_planner *planner, const struct pd_supply *sup
             tell_want(planner, lane, want);
             return PD_EAGAIN;
         }
+        if (planner->window.count == 0) {
+            if (how == PD_REFILL_ENDED)
+                return PD_EEND;
+            pd_records_pop_flush(&planner->records);
+            continue;
+        }
         int rc = apply_changes(planner);
         if (rc != 0)
             return rc;
         if (planner->window.count > 0)
             return how;
-        if (how == PD_REFILL_ENDED)
-            return PD_EEND;
-        if (how == PD_REFILL_SHORT)
-            pd_records_pop_flush(&planner->records);
     }
 }
 

@@ -1,0 +1,931 @@
+/* The plain planner. See planner_model.h; sections follow the planner's documentation: lanes, cutting, refill, fit. */
+#include "tests/model/planner_model.h"
+
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NEVER UINT64_MAX
+#define TRIES 64
+
+struct item {
+    struct pd_segment s;
+    const struct pd_head *head;
+    uint64_t bytes, entered;
+    uint32_t lane;
+    long bin;
+    bool to_split, dropped;
+};
+
+struct bag {
+    struct item *item;
+    size_t count, capacity;
+};
+
+struct lane {
+    const struct pd_head **heads;
+    size_t count, at;
+    uint64_t end;
+    int64_t deficit;
+    uint32_t weight, pass;
+    bool active, yielded;
+};
+
+struct model {
+    struct pd_rules rules;
+    struct lane *lanes;
+    uint32_t last_lane;
+    bool stopped;
+    uint64_t feed_end;
+    struct pd_control *flushes, *changes, *skips;
+    size_t flush_count, change_count, skip_count;
+    uint64_t *flush_made;
+    struct bag window, buffer;
+    uint64_t left, entered, packs, mean_fixed;
+    struct item pending;
+    bool has_pending;
+    uint32_t split_at, split_repeat, split_part;
+    int paper_left;
+    struct model_counts counts;
+};
+
+enum { FULL = 100, SHORT, ENDED, BLOCKED, MORE };
+
+static void *zeroed(size_t count, size_t size)
+{
+    void *memory = calloc(count + 1, size);
+    PD_CHECK(memory);
+    return memory;
+}
+
+static void bag_init(struct bag *bag, size_t capacity)
+{
+    bag->item = zeroed(capacity, sizeof *bag->item);
+    bag->capacity = capacity;
+}
+
+/* ---- the log ---- */
+
+static void add_control(struct model *m, const struct pd_control *c)
+{
+    switch (c->kind) {
+    case PD_CONTROL_END_LANE:
+        if (c->at < m->lanes[c->lane].end)
+            m->lanes[c->lane].end = c->at;
+        break;
+    case PD_CONTROL_END_FEED:
+        for (uint32_t i = 0; i < m->rules.lane_count; i++)
+            if (c->at < m->lanes[i].end)
+                m->lanes[i].end = c->at;
+        if (c->at < m->feed_end)
+            m->feed_end = c->at;
+        break;
+    case PD_CONTROL_FLUSH:
+        m->flushes[m->flush_count++] = *c;
+        break;
+    default:
+        m->changes[m->change_count++] = *c;
+    }
+}
+
+struct model *model_new(const struct pd_rules *rules, const struct model_log *log)
+{
+    struct model *m = zeroed(1, sizeof *m);
+    m->rules = *rules;
+    m->feed_end = NEVER;
+    m->lanes = zeroed(rules->lane_count, sizeof *m->lanes);
+    m->flushes = zeroed(log->count, sizeof *m->flushes);
+    m->flush_made = zeroed(log->count, sizeof *m->flush_made);
+    m->changes = zeroed(log->count, sizeof *m->changes);
+    m->skips = zeroed(log->count, sizeof *m->skips);
+    bag_init(&m->window, rules->window_samples);
+    bag_init(&m->buffer, rules->order == PD_ORDER_SHUFFLE ? rules->shuffle_samples : 0);
+    m->last_lane = rules->lane_count - 1;
+    for (uint32_t i = 0; i < rules->lane_count; i++) {
+        struct lane *lane = &m->lanes[i];
+        *lane = (struct lane){.end = NEVER, .active = true};
+        lane->weight = rules->merge == PD_MERGE_ORDERED ? 1 : rules->lanes[i].weight;
+        size_t heads = 0;
+        for (size_t r = 0; r < log->count; r++)
+            heads += log->records[r].lane == i ? log->records[r].head_count : 0;
+        lane->heads = zeroed(heads, sizeof *lane->heads);
+    }
+    for (size_t r = 0; r < log->count; r++) {
+        const struct model_record *record = &log->records[r];
+        if (record->is_control)
+            add_control(m, &record->control);
+        for (uint32_t i = 0; !record->is_control && i < record->head_count; i++) {
+            struct lane *lane = &m->lanes[record->lane];
+            lane->heads[lane->count++] = &record->heads[i];
+        }
+    }
+    return m;
+}
+
+void model_free(struct model *m)
+{
+    for (uint32_t i = 0; i < m->rules.lane_count; i++)
+        free(m->lanes[i].heads);
+    free(m->lanes);
+    free(m->flushes);
+    free(m->flush_made);
+    free(m->changes);
+    free(m->skips);
+    free(m->window.item);
+    free(m->buffer.item);
+    free(m);
+}
+
+struct model_counts model_counts(const struct model *m)
+{
+    return m->counts;
+}
+
+static void bag_add(struct bag *bag, const struct item *item)
+{
+    PD_CHECK(bag->count < bag->capacity);
+    bag->item[bag->count++] = *item;
+}
+
+static void bag_remove(struct bag *bag, size_t at)
+{
+    memmove(&bag->item[at], &bag->item[at + 1], (bag->count - at - 1) * sizeof *bag->item);
+    bag->count--;
+}
+
+/* ---- cutting ---- */
+
+static bool inside_span(const struct pd_head *h, uint64_t token)
+{
+    for (uint32_t i = 0; i < h->span_count; i++)
+        if (token >= h->spans[i].offset_tokens &&
+            token < (uint64_t)h->spans[i].offset_tokens + h->spans[i].length_tokens)
+            return true;
+    return false;
+}
+
+/* A cut between token c - 1 and token c splits no span. */
+static bool clean_cut(const struct pd_head *h, uint64_t c)
+{
+    for (uint32_t i = 0; i < h->span_count; i++)
+        if (c > h->spans[i].offset_tokens &&
+            c < (uint64_t)h->spans[i].offset_tokens + h->spans[i].length_tokens)
+            return false;
+    return true;
+}
+
+static uint32_t patches_in(const struct pd_head *h, uint64_t from, uint64_t to)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < h->span_count; i++)
+        if (h->spans[i].offset_tokens >= from && h->spans[i].offset_tokens < to)
+            sum += h->spans[i].patches;
+    return sum;
+}
+
+static bool piece_ok(const struct model *m, const struct pd_head *h, uint64_t from, uint64_t to)
+{
+    return to - from <= m->rules.seq_len && clean_cut(h, from) && clean_cut(h, to) &&
+           (m->rules.patches_max == 0 || patches_in(h, from, to) <= m->rules.patches_max);
+}
+
+static bool is_target(const struct pd_head *h, uint32_t token)
+{
+    uint64_t start = 0;
+    if (!h->loss.lengths)
+        return true;
+    for (uint32_t run = 0; run < h->loss.count; run++) {
+        if (token < start + h->loss.lengths[run])
+            return run % 2 == 1;
+        start += h->loss.lengths[run];
+    }
+    return false;
+}
+
+static uint32_t targets_in(const struct pd_head *h, uint32_t from, uint32_t to)
+{
+    uint32_t count = 0;
+    for (uint32_t token = from + 1; token < to; token++)
+        count += is_target(h, token);
+    return count;
+}
+
+static uint32_t slot_of(const struct model *m, uint32_t tokens)
+{
+    while (tokens % m->rules.seg_align != 0)
+        tokens++;
+    return tokens;
+}
+
+static void set_piece(const struct model *m, struct item *item, uint32_t from, uint32_t to)
+{
+    const struct pd_head *h = item->head;
+    uint64_t whole = h->payload_bytes ? h->payload_bytes : 4 * (uint64_t)h->length_tokens;
+    bool all = from == 0 && to == h->length_tokens;
+    item->s.offset_tokens = from;
+    item->s.length_tokens = to - from;
+    item->s.slot_tokens = slot_of(m, to - from);
+    item->s.loss_tokens = targets_in(h, from, to);
+    item->s.patches = all ? h->patches : patches_in(h, from, to);
+    item->bytes = whole * (to - from) / h->length_tokens;
+}
+
+/* The next part of a split from *at on; false when it cannot be made. */
+static bool next_part(const struct model *m, const struct pd_head *h, uint32_t *at,
+                      uint32_t *repeat, uint32_t *from, uint32_t *to, uint32_t *overlap)
+{
+    uint32_t n = h->length_tokens;
+    for (;;) {
+        uint64_t end = (uint64_t)*at + m->rules.seq_len < n ? *at + m->rules.seq_len : n;
+        while (end > *at && !piece_ok(m, h, *at, end))
+            end--;
+        if (*repeat && end <= (uint64_t)*at + 1) {
+            ++*at;
+            *repeat = 0;
+            continue;
+        }
+        if (end == *at)
+            return false;
+        bool join = false;
+        if (end < n) {
+            uint64_t text = end;
+            while (text > *at && inside_span(h, text - 1))
+                text--;
+            join = text >= (uint64_t)*at + 2;
+            end = join ? text : end;
+        }
+        *from = *at;
+        *to = (uint32_t)end;
+        *overlap = *repeat;
+        *at = join ? *to - 1 : *to;
+        *repeat = join;
+        return true;
+    }
+}
+
+enum verdict { REJECTED, WHOLE, SPLIT };
+
+static enum verdict cut_sample(struct model *m, struct item *item, uint64_t *slots)
+{
+    const struct pd_head *h = item->head;
+    uint32_t n = h->length_tokens, from = 0, to = n, at = 0, repeat = 0, overlap;
+    bool fits = n <= m->rules.seq_len &&
+                (m->rules.patches_max == 0 || h->patches <= m->rules.patches_max);
+    if (!fits && m->rules.over_length == PD_OVER_REJECT)
+        return REJECTED;
+    if (!fits && m->rules.over_length == PD_OVER_SPLIT) {
+        *slots = 0;
+        item->s.part_count = item->s.sample_loss_tokens = 0;
+        while (at + repeat < n) {
+            if (!next_part(m, h, &at, &repeat, &from, &to, &overlap))
+                return REJECTED;
+            item->s.part_count++;
+            item->s.sample_loss_tokens += targets_in(h, from, to);
+            *slots += slot_of(m, to - from);
+        }
+        return SPLIT;
+    }
+    if (!fits && m->rules.over_length == PD_OVER_KEEP_HEAD) {
+        to = n < m->rules.seq_len ? n : m->rules.seq_len;
+        while (to > 0 && !piece_ok(m, h, 0, to))
+            to--;
+    } else if (!fits) {
+        from = n < m->rules.seq_len ? 0 : n - m->rules.seq_len;
+        while (from < n && !piece_ok(m, h, from, n))
+            from++;
+    }
+    if (to <= from)
+        return REJECTED;
+    m->counts.truncated += !fits;
+    set_piece(m, item, from, to);
+    item->s.sample_loss_tokens = item->s.loss_tokens;
+    *slots = item->s.slot_tokens;
+    return WHOLE;
+}
+
+/* ---- lanes ---- */
+
+static const struct pd_lane_rules *lane_rules(const struct model *m, uint32_t lane)
+{
+    return &m->rules.lanes[m->rules.merge == PD_MERGE_ORDERED ? 0 : lane];
+}
+
+static const struct pd_head *lane_head(const struct model *m, uint32_t lane, uint64_t limit)
+{
+    const struct lane *l = &m->lanes[lane];
+    if (l->at == l->count)
+        return NULL;
+    const struct pd_head *h = l->heads[l->at];
+    return h->block < l->end && h->block < limit ? h : NULL;
+}
+
+/* Best of the lanes for which ok is set; lane_count for none. */
+static uint32_t pick_lane(const struct model *m, const bool *ok)
+{
+    uint32_t n = m->rules.lane_count, best = n;
+    if (m->rules.merge == PD_MERGE_ORDERED) {
+        for (uint32_t i = 1; i <= n; i++)
+            if (ok[(m->last_lane + i) % n])
+                return (m->last_lane + i) % n;
+        return n;
+    }
+    for (int paused = 0; paused < 2 && best == n; paused++)
+        for (uint32_t i = 0; i < n; i++)
+            if (ok[i] && (m->lanes[i].weight == 0) == paused &&
+                (best == n || m->lanes[i].deficit > m->lanes[best].deficit))
+                best = i;
+    return best;
+}
+
+static uint64_t flush_limit(const struct model *m)
+{
+    return m->flush_count ? m->flushes[0].at : NEVER;
+}
+
+static void lane_over(struct model *m, uint32_t lane)
+{
+    struct lane *l = &m->lanes[lane];
+    const struct pd_lane_rules *rules = lane_rules(m, lane);
+    if (rules->on_end == PD_ON_END_REPEAT && l->pass + 1 < rules->passes_max && l->yielded) {
+        l->pass++;
+        l->at = 0;
+        l->yielded = false;
+        return;
+    }
+    l->active = false;
+    l->deficit = 0;
+    if (rules->on_end == PD_ON_END_STOP)
+        m->stopped = true;
+}
+
+static int draw_due(struct model *m, uint32_t *lane)
+{
+    uint64_t limit = flush_limit(m);
+    bool ok[PD_LANES_MAX];
+    for (;;) {
+        for (uint32_t i = 0; i < m->rules.lane_count; i++)
+            ok[i] = m->lanes[i].active;
+        *lane = m->stopped ? m->rules.lane_count : pick_lane(m, ok);
+        if (*lane == m->rules.lane_count) {
+            *lane = PD_LANE_NONE;
+            if (m->stopped || (m->feed_end != NEVER && m->feed_end < limit))
+                return ENDED;
+            return limit != NEVER ? SHORT : BLOCKED;
+        }
+        if (lane_head(m, *lane, limit))
+            return MORE;
+        if (m->lanes[*lane].end == NEVER || m->lanes[*lane].end > limit)
+            return limit != NEVER ? SHORT : BLOCKED;
+        lane_over(m, *lane);
+    }
+}
+
+static uint64_t window_slots(const struct model *m)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < m->window.count; i++)
+        sum += m->window.item[i].s.slot_tokens;
+    return sum;
+}
+
+static int draw(struct model *m, uint32_t *lane, bool *out_of_turn)
+{
+    int how = draw_due(m, lane);
+    *out_of_turn = false;
+    if (how != SHORT || m->buffer.count > 0 || window_slots(m) >= m->rules.seq_len || m->stopped)
+        return how;
+    bool ok[PD_LANES_MAX];
+    for (uint32_t i = 0; i < m->rules.lane_count; i++)
+        ok[i] = m->lanes[i].active && m->lanes[i].pass == 0 && lane_head(m, i, flush_limit(m));
+    uint32_t other = pick_lane(m, ok);
+    if (other == m->rules.lane_count)
+        return SHORT;
+    *lane = other;
+    *out_of_turn = true;
+    return MORE;
+}
+
+static void used_up(struct model *m, uint32_t lane, uint64_t slots, bool out_of_turn)
+{
+    int64_t weights = 0;
+    m->lanes[lane].at++;
+    m->lanes[lane].yielded |= slots > 0;
+    m->last_lane = lane;
+    if (out_of_turn)
+        return;
+    for (uint32_t i = 0; i < m->rules.lane_count; i++)
+        if (m->lanes[i].active) {
+            m->lanes[i].deficit += (int64_t)slots * m->lanes[i].weight;
+            weights += m->lanes[i].weight;
+        }
+    m->lanes[lane].deficit -= (int64_t)slots * weights;
+}
+
+/* ---- refill ---- */
+
+static bool skipped(const struct model *m, const struct pd_head *h)
+{
+    for (size_t i = 0; i < m->skip_count; i++)
+        if (m->skips[i].stream == h->stream && m->skips[i].seq == h->seq)
+            return true;
+    return false;
+}
+
+static struct item item_of(const struct model *m, const struct pd_head *h, uint32_t lane)
+{
+    struct item item = {.head = h, .lane = lane, .bin = -1};
+    item.s.block = h->block;
+    item.s.index = h->index;
+    item.s.stream = h->stream;
+    item.s.seq = h->seq;
+    item.s.source = h->source;
+    item.s.pass = m->lanes[lane].pass;
+    item.s.part_count = 1;
+    item.s.sample_tokens = h->length_tokens;
+    item.s.weight = h->weight;
+    item.bytes = h->payload_bytes ? h->payload_bytes : 4 * (uint64_t)h->length_tokens;
+    return item;
+}
+
+static bool room_for(const struct model *m, uint64_t bytes)
+{
+    uint64_t sum = bytes;
+    for (size_t i = 0; i < m->window.count; i++)
+        sum += m->window.item[i].bytes;
+    return m->window.count == 0 || sum <= m->rules.window_bytes;
+}
+
+static void enter(struct model *m, struct item item)
+{
+    int64_t key = item.s.slot_tokens / m->rules.seg_align;
+    int64_t change = key * 65536 - (int64_t)m->mean_fixed;
+    if (m->entered < 1024)
+        change /= (int64_t)m->entered + 1;
+    else /* rounds down */
+        change = change >= 0 ? change / 1024 : -((-change + 1023) / 1024);
+    m->mean_fixed = (uint64_t)((int64_t)m->mean_fixed + change);
+    item.entered = m->entered++;
+    item.bin = -1;
+    bag_add(&m->window, &item);
+}
+
+static void begin_split(struct model *m, const struct item *item)
+{
+    m->pending = *item;
+    m->has_pending = true;
+    m->split_at = m->split_repeat = m->split_part = 0;
+}
+
+static int enter_part(struct model *m)
+{
+    uint32_t at = m->split_at, repeat = m->split_repeat, from, to, overlap;
+    struct item item = m->pending;
+    PD_CHECK(next_part(m, item.head, &at, &repeat, &from, &to, &overlap));
+    set_piece(m, &item, from, to);
+    item.s.overlap_tokens = overlap;
+    item.s.part = m->split_part;
+    item.to_split = false;
+    if (!room_for(m, item.bytes))
+        return FULL;
+    enter(m, item);
+    m->split_at = at;
+    m->split_repeat = repeat;
+    m->split_part++;
+    m->has_pending = at + repeat < item.head->length_tokens;
+    return MORE;
+}
+
+/* One head to the buffer (or the window). FULL: its bytes do not fit there now. */
+static int take_head(struct model *m, bool to_buffer, uint32_t *lane)
+{
+    bool out_of_turn;
+    int how = draw(m, lane, &out_of_turn);
+    if (how != MORE)
+        return how;
+    const struct pd_head *h = lane_head(m, *lane, NEVER);
+    struct model_counts before = m->counts;
+    struct item item = item_of(m, h, *lane);
+    uint64_t slots = 0, bytes = 0;
+    enum verdict verdict = skipped(m, h) ? REJECTED : cut_sample(m, &item, &slots);
+    if (verdict == REJECTED) {
+        m->counts.skipped += skipped(m, h);
+        m->counts.rejected += !skipped(m, h);
+        used_up(m, *lane, 0, out_of_turn);
+        return MORE;
+    }
+    item.to_split = verdict == SPLIT;
+    for (size_t i = 0; i < m->buffer.count; i++)
+        bytes += m->buffer.item[i].bytes;
+    bool fits = to_buffer ? m->buffer.count == 0 || bytes + item.bytes <= m->rules.shuffle_bytes
+                          : item.to_split || room_for(m, item.bytes);
+    if (!fits) {
+        m->counts = before;
+        return FULL;
+    }
+    m->counts.split += item.to_split;
+    if (to_buffer)
+        bag_add(&m->buffer, &item);
+    else if (item.to_split)
+        begin_split(m, &item);
+    else
+        enter(m, item);
+    used_up(m, *lane, slots, out_of_turn);
+    return MORE;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static int take_shuffled(struct model *m, uint32_t *lane)
+{
+    uint64_t target = m->rules.window_samples + m->left;
+    target = target < m->rules.shuffle_samples ? target : m->rules.shuffle_samples;
+    int how = MORE;
+    while (m->buffer.count < target && how == MORE)
+        how = take_head(m, true, lane);
+    if (how == BLOCKED || m->buffer.count == 0)
+        return how;
+    size_t at = mix(mix(m->rules.seed) ^ m->left) % m->buffer.count;
+    struct item item = m->buffer.item[at];
+    if (item.dropped)
+        m->counts.skipped++;
+    else if (item.to_split)
+        begin_split(m, &item);
+    else if (room_for(m, item.bytes))
+        enter(m, item);
+    else
+        return FULL;
+    m->buffer.item[at] = m->buffer.item[--m->buffer.count];
+    m->left++;
+    return MORE;
+}
+
+static int refill(struct model *m, uint32_t *lane)
+{
+    while (m->window.count < m->rules.window_samples) {
+        int how = m->has_pending                            ? enter_part(m)
+                  : m->rules.order == PD_ORDER_SHUFFLE ? take_shuffled(m, lane)
+                                                       : take_head(m, false, lane);
+        if (how != MORE)
+            return how;
+    }
+    return FULL;
+}
+
+/* ---- changes ---- */
+
+static bool is_of(const struct item *item, const struct pd_control *c)
+{
+    return item->s.stream == c->stream && item->s.seq == c->seq;
+}
+
+/* True when some part of the sample is in a pack already: each pass that shows up must be complete. */
+static bool partly_packed(const struct model *m, const struct pd_control *c)
+{
+    for (size_t i = 0; i < m->window.count; i++) {
+        const struct item *item = &m->window.item[i];
+        uint32_t present = 0, made = item->s.part_count;
+        if (!is_of(item, c))
+            continue;
+        if (m->has_pending && is_of(&m->pending, c) && m->pending.s.pass == item->s.pass)
+            made = m->split_part;
+        for (size_t j = 0; j < m->window.count; j++)
+            present += is_of(&m->window.item[j], c) && m->window.item[j].s.pass == item->s.pass;
+        if (present != made)
+            return true;
+    }
+    if (!m->has_pending || !is_of(&m->pending, c))
+        return false;
+    uint32_t present = 0;
+    for (size_t j = 0; j < m->window.count; j++)
+        present += is_of(&m->window.item[j], c) && m->window.item[j].s.pass == m->pending.s.pass;
+    return present != m->split_part;
+}
+
+static void skip(struct model *m, const struct pd_control *c)
+{
+    if (!partly_packed(m, c)) {
+        bool counted_pending = false;
+        for (size_t i = m->window.count; i-- > 0;)
+            if (is_of(&m->window.item[i], c)) {
+                m->counts.skipped += m->window.item[i].s.part == 0;
+                bag_remove(&m->window, i);
+            }
+        if (m->has_pending && is_of(&m->pending, c)) {
+            counted_pending = m->split_part == 0;
+            m->has_pending = false;
+        }
+        m->counts.skipped += counted_pending;
+        m->paper_left = 0;
+    }
+    for (size_t i = 0; i < m->buffer.count; i++)
+        if (is_of(&m->buffer.item[i], c))
+            m->buffer.item[i].dropped = true;
+    m->skips[m->skip_count++] = *c;
+}
+
+static void changes(struct model *m)
+{
+    for (size_t i = 0; i < m->change_count; i++) {
+        struct pd_control *c = &m->changes[i];
+        if (c->from_pack > m->packs)
+            continue;
+        if (c->kind == PD_CONTROL_SKIP)
+            skip(m, c);
+        for (uint32_t l = 0; c->kind == PD_CONTROL_WEIGHTS && l < m->rules.lane_count; l++) {
+            m->lanes[l].weight = c->weights[l];
+            m->lanes[l].deficit = 0;
+        }
+        c->from_pack = NEVER;
+    }
+}
+
+/* ---- fit ---- */
+
+struct room {
+    uint64_t slots, segments, patches;
+};
+
+/* A part waits while the part before it is in the window. */
+static bool waits(const struct model *m, size_t at)
+{
+    const struct pd_segment *s = &m->window.item[at].s;
+    for (size_t i = 0; i < at; i++) {
+        const struct pd_segment *b = &m->window.item[i].s;
+        if (s->part > 0 && b->part + 1 == s->part && b->block == s->block &&
+            b->index == s->index && b->pass == s->pass)
+            return true;
+    }
+    return false;
+}
+
+static void take(struct model *m, size_t at, struct room *room, struct pd_pack *pack)
+{
+    const struct pd_segment *s = &m->window.item[at].s;
+    PD_CHECK(pd_pack_push(pack, s) == 0);
+    room->slots -= s->slot_tokens;
+    room->segments--;
+    room->patches -= s->patches;
+    bag_remove(&m->window, at);
+}
+
+/* Oldest of the awake items with the largest slot <= most. */
+static long largest(const struct model *m, uint64_t most)
+{
+    long best = -1;
+    for (size_t i = 0; i < m->window.count; i++) {
+        uint64_t slot = m->window.item[i].s.slot_tokens;
+        if (slot <= most && !waits(m, i) &&
+            (best < 0 || slot > m->window.item[best].s.slot_tokens))
+            best = (long)i;
+    }
+    return best;
+}
+
+static long largest_that_fits(const struct model *m, const struct room *room)
+{
+    uint64_t most = room->slots;
+    for (int tries = 0; tries < TRIES; tries++) {
+        long at = largest(m, most);
+        if (at < 0 || m->window.item[at].s.patches <= room->patches)
+            return at;
+        most = m->window.item[at].s.slot_tokens - 1;
+    }
+    return -1;
+}
+
+/* The nth (0 or 1) oldest awake item of exactly this slot. */
+static long of_size(const struct model *m, uint64_t slot, int nth)
+{
+    for (size_t i = 0; i < m->window.count; i++)
+        if (m->window.item[i].s.slot_tokens == slot && !waits(m, i) && nth-- == 0)
+            return (long)i;
+    return -1;
+}
+
+static bool exact_pair(struct model *m, struct room *room, struct pd_pack *pack)
+{
+    uint64_t smallest = UINT64_MAX;
+    for (size_t i = 0; i < m->window.count; i++)
+        if (!waits(m, i) && m->window.item[i].s.slot_tokens < smallest)
+            smallest = m->window.item[i].s.slot_tokens;
+    if (room->segments < 2 || smallest >= room->slots)
+        return false;
+    uint64_t most = room->slots - smallest;
+    for (int tries = 0; tries < TRIES; tries++) {
+        long a = largest(m, most);
+        if (a < 0 || 2 * (uint64_t)m->window.item[a].s.slot_tokens < room->slots)
+            return false;
+        uint64_t slot = m->window.item[a].s.slot_tokens;
+        long b = of_size(m, room->slots - slot, 2 * slot == room->slots);
+        if (b >= 0 && (uint64_t)m->window.item[a].s.patches + m->window.item[b].s.patches <=
+                          room->patches) {
+            take(m, (size_t)a, room, pack);
+            take(m, (size_t)(b > a ? b - 1 : b), room, pack);
+            return true;
+        }
+        most = slot - 1;
+    }
+    return false;
+}
+
+static bool first_fits(const struct model *m, const struct room *room)
+{
+    return m->window.count > 0 && m->window.item[0].s.slot_tokens <= room->slots &&
+           room->segments > 0 && m->window.item[0].s.patches <= room->patches;
+}
+
+static void pairs(struct model *m, struct room *room, struct pd_pack *pack)
+{
+    uint64_t keys = m->rules.seq_len / m->rules.seg_align, mean = m->mean_fixed >> 16;
+    uint64_t rest = 3 * mean < keys / 2 ? 3 * mean : keys / 2;
+    if (mean > keys / 2 / 3)
+        rest = keys / 2;
+    take(m, 0, room, pack);
+    while (first_fits(m, room)) {
+        uint64_t after = room->slots - m->window.item[0].s.slot_tokens;
+        if (after != 0 && (after < rest * m->rules.seg_align || room->segments <= 2))
+            break;
+        take(m, 0, room, pack);
+    }
+    while (room->slots > 0 && room->segments > 0) {
+        long at = largest_that_fits(m, room);
+        if (at < 0)
+            return;
+        if (m->window.item[at].s.slot_tokens != room->slots && exact_pair(m, room, pack))
+            return;
+        take(m, (size_t)at, room, pack);
+    }
+}
+
+static void best_fit(struct model *m, struct room *room, struct pd_pack *pack)
+{
+    take(m, 0, room, pack);
+    while (room->slots > 0 && room->segments > 0) {
+        long at = largest_that_fits(m, room);
+        if (at < 0)
+            return;
+        take(m, (size_t)at, room, pack);
+    }
+}
+
+struct paper_bin {
+    uint64_t used, count, changed;
+};
+
+/* Best-fit-decreasing on paper. */
+static void paper(struct model *m)
+{
+    struct paper_bin *bins = zeroed(m->window.count, sizeof *bins);
+    uint64_t clock = 0;
+    long made = 0;
+    bool *done = zeroed(m->window.count, sizeof *done);
+    for (size_t i = 0; i < m->window.count; i++) {
+        m->window.item[i].bin = -1;
+        done[i] = waits(m, i);
+    }
+    for (;;) {
+        long next = -1, best = -1;
+        for (size_t i = 0; i < m->window.count; i++)
+            if (!done[i] && (next < 0 || m->window.item[i].s.slot_tokens >
+                                             m->window.item[next].s.slot_tokens))
+                next = (long)i;
+        if (next < 0)
+            break;
+        uint64_t slot = m->window.item[next].s.slot_tokens;
+        for (long b = 0; b < made; b++) {
+            bool room = bins[b].used + slot <= m->rules.seq_len &&
+                        (m->rules.segments_max == 0 || bins[b].count < m->rules.segments_max);
+            if (room && (best < 0 || bins[b].used > bins[best].used ||
+                         (bins[b].used == bins[best].used && bins[b].changed > bins[best].changed)))
+                best = b;
+        }
+        best = best < 0 ? made++ : best;
+        bins[best].used += slot;
+        bins[best].count++;
+        bins[best].changed = ++clock;
+        m->window.item[next].bin = best;
+        done[next] = true;
+    }
+    free(bins);
+    free(done);
+    m->paper_left = 4;
+}
+
+static long fullest_bin(const struct model *m)
+{
+    long best = m->window.item[0].bin, most = -1;
+    uint64_t used = 0;
+    for (size_t i = 0; i < m->window.count; i++)
+        most = m->window.item[i].bin > most ? m->window.item[i].bin : most;
+    for (size_t i = 0; best >= 0 && i < m->window.count; i++)
+        used += m->window.item[i].bin == best ? m->window.item[i].s.slot_tokens : 0;
+    for (long b = 0; b <= most; b++) {
+        uint64_t sum = 0;
+        for (size_t i = 0; i < m->window.count; i++)
+            sum += m->window.item[i].bin == b ? m->window.item[i].s.slot_tokens : 0;
+        if (sum > used) {
+            used = sum;
+            best = b;
+        }
+    }
+    return best;
+}
+
+static void take_bin(struct model *m, long bin, struct room *room, struct pd_pack *pack)
+{
+    for (;;) {
+        long next = -1;
+        for (size_t i = 0; i < m->window.count; i++)
+            if (m->window.item[i].bin == bin &&
+                (next < 0 || m->window.item[i].s.slot_tokens > m->window.item[next].s.slot_tokens))
+                next = (long)i;
+        if (next < 0)
+            return;
+        take(m, (size_t)next, room, pack);
+    }
+}
+
+static void solved(struct model *m, struct room *room, struct pd_pack *pack)
+{
+    bool old = m->entered - m->window.item[0].entered - 1 >= 4ull * m->rules.window_samples;
+    long bin = -1;
+    if (m->paper_left > 0)
+        bin = old ? m->window.item[0].bin : fullest_bin(m);
+    if (bin < 0) {
+        paper(m);
+        bin = old ? m->window.item[0].bin : fullest_bin(m);
+    }
+    take_bin(m, bin, room, pack);
+    m->paper_left--;
+}
+
+static void fit(struct model *m, struct pd_pack *pack)
+{
+    struct room room = {.slots = m->rules.seq_len, .segments = UINT32_MAX, .patches = UINT64_MAX};
+    uint64_t keys = m->rules.seq_len / m->rules.seg_align;
+    bool small = 4 * m->mean_fixed <= keys << 16, halves = 32 * m->mean_fixed >= 15 * keys << 16;
+    if (m->rules.segments_max)
+        room.segments = m->rules.segments_max;
+    if (m->rules.patches_max)
+        room.patches = m->rules.patches_max;
+    switch (m->rules.strategy) {
+    case PD_STRATEGY_NONE:
+        take(m, 0, &room, pack);
+        return;
+    case PD_STRATEGY_SEQUENTIAL:
+        do
+            take(m, 0, &room, pack);
+        while (first_fits(m, &room));
+        return;
+    case PD_STRATEGY_BEST_FIT:
+        best_fit(m, &room, pack);
+        return;
+    case PD_STRATEGY_EXACT:
+        break;
+    }
+    if (!small && !halves && !m->rules.patches_max) {
+        solved(m, &room, pack);
+        return;
+    }
+    m->paper_left = 0;
+    if (small)
+        pairs(m, &room, pack);
+    else
+        best_fit(m, &room, pack);
+}
+
+static void flush_over(struct model *m)
+{
+    m->flush_count--;
+    memmove(m->flushes, m->flushes + 1, m->flush_count * sizeof *m->flushes);
+    memmove(m->flush_made, m->flush_made + 1, m->flush_count * sizeof *m->flush_made);
+}
+
+int model_next(struct model *m, struct pd_pack *pack, uint32_t *lane)
+{
+    int how;
+    pd_pack_clear(pack);
+    do {
+        how = refill(m, lane);
+        if (how == BLOCKED)
+            return PD_EAGAIN;
+        if (m->window.count == 0 && how == ENDED)
+            return PD_EEND;
+        if (m->window.count == 0)
+            flush_over(m);
+        else /* only now is what the window holds settled */
+            changes(m);
+    } while (m->window.count == 0);
+    fit(m, pack);
+    pack->number = m->packs++;
+    if (how == SHORT && m->flushes[0].packs > 0 && ++m->flush_made[0] >= m->flushes[0].packs)
+        flush_over(m);
+    return 0;
+}
