@@ -159,7 +159,7 @@ class BadInputTest(unittest.TestCase):
         self.refused(caught.exception, Code.FAILED_PRECONDITION, "SPEC_MISMATCH", "rows", "1", "2")
         with self.assertRaises(grpc.RpcError) as caught:
             peer.open_job(self.packd.address, job="shape", dp_size=4, rows=2, step_packs=9)
-        self.refused(caught.exception, Code.FAILED_PRECONDITION, "STEP_PACKS", "9", "8")
+        self.refused(caught.exception, Code.FAILED_PRECONDITION, "STEP_PACKS", "9", "4", "2")
         fetch = peer.Fetch(self.packd.address, opened, job="ranks", dp_rank=9)
         with self.assertRaises(grpc.RpcError) as caught:
             fetch.next()
