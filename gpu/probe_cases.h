@@ -7,6 +7,10 @@
 
 #include "gpu/probe.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define PD_CASE_TOKENS_MAX 8192
 
 /* A batch with room of its own; `batch` points into it, so it must not be moved. */
@@ -67,5 +71,9 @@ uint32_t pd_fault_kinds(enum pd_fault fault);
 /* Puts the fault into a valid case, at a random place. False: this batch has no place for it (a merge needs two
  * segments in a row) and is unchanged. */
 bool pd_case_plant(struct pd_case *made, enum pd_fault fault, uint64_t *state);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
