@@ -1,0 +1,451 @@
+/* packctl push: a file, a directory or a pipe becomes a stream.
+ *
+ * The stream's name holds the digest of the input, and so does its content_id: pushing the same input
+ * again finds all samples there and does nothing, pushing a broken push again goes on where it
+ * stopped. Reads, skips what the server has, puts; libpackd does the rest. */
+#include "client/packctl.h"
+#include "client/reader.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/units.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REASONS_MAX 32
+#define REJECTS_SHOWN 5
+#define TIMEOUT_MS INT64_C(60000)
+
+struct push {
+    struct ctl *ctl;
+    const char *path;
+    const char *feed, *source, *field;
+    char stream[65];
+    char content_id[256];
+    bool skip_bad, end, end_feed, appends;
+    struct packd_producer *producer;
+    struct pd_input *input;
+    uint64_t already, pushed, tokens, too_large;
+    bool feed_already_ended;
+    struct {
+        char reason[40];
+        uint64_t count;
+    } reasons[REASONS_MAX];
+    unsigned reason_count, rejects_shown;
+    uint64_t started_ns, shown_ns;
+    FILE *spool; /* stdin, kept for its digest */
+};
+
+/* ---- the name -------------------------------------------------------------------------------- */
+
+static void name_stream(struct push *push, const char *base, uint64_t digest)
+{
+    char safe[48];
+    size_t at = 0;
+    for (; *base && at < 47; base++)
+        safe[at++] = isalnum((unsigned char)*base) || *base == '-' || *base == '_' ? *base : '-';
+    safe[at] = 0;
+    if (!push->stream[0])
+        snprintf(push->stream, sizeof push->stream, "%s-%016" PRIx64, safe, digest);
+    /* Other fields make other samples of the same file: that is another content. */
+    snprintf(push->content_id, sizeof push->content_id, "%016" PRIx64 "%s%.200s", digest,
+             push->field ? " field=" : "", push->field ? push->field : "");
+}
+
+/* Without a name, stdin is kept in an unnamed file first, as the name needs the digest of all of it. */
+static int spool_stdin(struct push *push, char *path, size_t size)
+{
+    char chunk[65536];
+    size_t got;
+    push->spool = tmpfile();
+    while (push->spool && (got = fread(chunk, 1, sizeof chunk, stdin)) > 0)
+        if (fwrite(chunk, 1, got, push->spool) != got)
+            break;
+    if (!push->spool || ferror(stdin) || ferror(push->spool) || fflush(push->spool) != 0) {
+        ctl_message("stdin: %s; with --stream NAME it is not kept", strerror(errno));
+        return CTL_INPUT;
+    }
+    rewind(push->spool);
+    snprintf(path, size, "/proc/self/fd/%d", fileno(push->spool));
+    return CTL_OK;
+}
+
+static const char *base_name(const char *path, char *buf, size_t size)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t from = end;
+    while (from > 0 && path[from - 1] != '/')
+        from--;
+    snprintf(buf, size, "%.*s", (int)(end - from), path + from);
+    return buf;
+}
+
+static int choose_name(struct push *push)
+{
+    struct packd_error error = {0};
+    char base[256], spooled[64];
+    uint64_t digest = 0;
+    bool pipe = strcmp(push->path, "-") == 0;
+    if (pipe && push->stream[0]) { /* a pipe with a name goes on at the stream's end */
+        push->appends = true;
+        return CTL_OK;
+    }
+    if (pipe) {
+        int rc = spool_stdin(push, spooled, sizeof spooled);
+        if (rc != CTL_OK)
+            return rc;
+    }
+    if (pd_input_digest(pipe ? spooled : push->path, &digest, &error) != 0)
+        return ctl_error(push->ctl, &error);
+    name_stream(push, pipe ? "stdin" : base_name(push->path, base, sizeof base), digest);
+    if (pipe && dup2(fileno(push->spool), STDIN_FILENO) < 0)
+        return CTL_INPUT;
+    if (pipe) {
+        clearerr(stdin);
+        rewind(stdin);
+    }
+    return CTL_OK;
+}
+
+/* ---- pushing --------------------------------------------------------------------------------- */
+
+static void on_reject(void *ctx, const struct packd_reject *reject)
+{
+    struct push *push = ctx;
+    unsigned at = 0;
+    while (at < push->reason_count && strcmp(push->reasons[at].reason, reject->reason) != 0)
+        at++;
+    if (at == push->reason_count && at < REASONS_MAX) {
+        snprintf(push->reasons[at].reason, sizeof push->reasons[at].reason, "%s", reject->reason);
+        push->reason_count++;
+    }
+    if (at < REASONS_MAX)
+        push->reasons[at].count += reject->count;
+    if (push->rejects_shown++ < REJECTS_SHOWN)
+        ctl_note(push->ctl, "refused: seq %" PRIu64 "%s: %s: %s", reject->seq,
+                 reject->count > 1 ? " and later ones" : "", reject->reason, reject->text);
+}
+
+static void show_progress(struct push *push)
+{
+    uint64_t now = pd_clock_mono_ns();
+    if (!push->ctl->progress || now - push->shown_ns < 200000000)
+        return;
+    push->shown_ns = now;
+    char samples[32], tokens[32];
+    struct packd_producer_stats stats;
+    packd_producer_stats(push->producer, &stats);
+    ctl_progress(push->ctl, "%s samples, %s tokens%s%s",
+                 pd_units_format_count(push->already + push->pushed, samples, sizeof samples),
+                 pd_units_format_count(push->tokens, tokens, sizeof tokens),
+                 stats.waiting[0] ? "; the server says " : "", stats.waiting);
+}
+
+/* A blocking call in slices, until it ends, the user stops, or nothing moved for the timeout. */
+static int in_slices(struct push *push, int (*call)(struct push *, void *, struct packd_error *),
+                     void *arg)
+{
+    int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
+    uint64_t durable = 0, moved_ns = pd_clock_mono_ns();
+    struct packd_error error = {0};
+    int rc;
+    while ((rc = call(push, arg, &error)) == PACKD_ETIMEDOUT) {
+        struct packd_producer_stats stats;
+        packd_producer_stats(push->producer, &stats);
+        if (stats.durable_seq != durable)
+            moved_ns = pd_clock_mono_ns();
+        durable = stats.durable_seq;
+        show_progress(push);
+        if (ctl_stop)
+            return CTL_INTERRUPTED;
+        if (pd_clock_mono_ns() - moved_ns > (uint64_t)limit_ms * 1000000)
+            return ctl_error(push->ctl, &error);
+    }
+    return rc == 0 ? CTL_OK : ctl_error(push->ctl, &error);
+}
+
+static int call_put(struct push *push, void *sample, struct packd_error *error)
+{
+    int rc = packd_producer_put(push->producer, sample, CTL_SLICE_MS, error);
+    if (rc == PACKD_ELIMIT && push->skip_bad &&
+        (strcmp(error->reason, "TOO_LARGE") == 0 || strcmp(error->reason, "HEAD_TOO_LARGE") == 0)) {
+        push->too_large++;
+        return 0;
+    }
+    return rc;
+}
+
+static int call_flush(struct push *push, void *unused, struct packd_error *error)
+{
+    (void)unused;
+    return packd_producer_flush(push->producer, CTL_SLICE_MS, error);
+}
+
+static int call_end(struct push *push, void *unused, struct packd_error *error)
+{
+    (void)unused;
+    return packd_producer_end_stream(push->producer, CTL_SLICE_MS, error);
+}
+
+static int put_sample(struct push *push, struct packd_sample *sample, uint64_t first_seq)
+{
+    if (!push->appends && push->already < first_seq) {
+        push->already++;
+        return CTL_OK;
+    }
+    int rc = in_slices(push, call_put, sample);
+    if (rc != CTL_OK)
+        return rc;
+    push->pushed++;
+    push->tokens += sample->count;
+    show_progress(push);
+    return CTL_OK;
+}
+
+static int push_samples(struct push *push, uint64_t first_seq)
+{
+    struct packd_error error = {0};
+    struct packd_sample sample;
+    int rc;
+    bool said = false;
+    while ((rc = pd_input_next(push->input, &sample, &error)) == 1) {
+        if (!said && !push->field && strcmp(pd_input_fields(push->input), "whole files") != 0)
+            ctl_note(push->ctl, "samples from %s (choose with --field)",
+                     pd_input_fields(push->input));
+        said = true;
+        rc = put_sample(push, &sample, first_seq);
+        if (rc == CTL_OK && ctl_stop)
+            rc = CTL_INTERRUPTED;
+        if (rc != CTL_OK)
+            return rc;
+    }
+    if (rc < 0)
+        return ctl_error(push->ctl, &error);
+    if (!push->appends && push->already < first_seq) {
+        ctl_message("stream %s holds %" PRIu64 " samples already, the input has only %" PRIu64
+                    ": it was pushed with other options; choose another --stream",
+                    push->stream, first_seq, push->already);
+        return CTL_FAILED;
+    }
+    return CTL_OK;
+}
+
+static int finish(struct push *push)
+{
+    struct packd_producer_stats stats;
+    int rc = in_slices(push, call_flush, NULL);
+    packd_producer_stats(push->producer, &stats);
+    if (rc == CTL_OK && push->end && !stats.stream_ended)
+        rc = in_slices(push, call_end, NULL);
+    if (rc == CTL_OK && push->end_feed) {
+        struct packd_error error = {0};
+        int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
+        if (packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error) !=
+            0)
+            return ctl_error(push->ctl, &error);
+    }
+    return rc;
+}
+
+/* ---- the summary ----------------------------------------------------------------------------- */
+
+static void print_json(const struct push *push, const struct packd_producer_stats *stats,
+                       double seconds)
+{
+    const struct pd_reader_counts *c = pd_input_counts(push->input);
+    const struct {
+        const char *name, *value;
+    } texts[] = {{"input", push->path},
+                 {"server", push->ctl->server},
+                 {"feed", push->feed},
+                 {"stream", push->stream},
+                 {"content_id", push->content_id},
+                 {"fields", pd_input_fields(push->input)},
+                 {"log_id", stats->log_id}};
+    for (size_t i = 0; i < PD_COUNT_OF(texts); i++) {
+        printf("%s\"%s\": ", i ? ", " : "{", texts[i].name);
+        ctl_json_string(stdout, texts[i].value);
+    }
+    printf(", \"samples\": %" PRIu64 ", \"already\": %" PRIu64 ", \"pushed\": %" PRIu64
+           ", \"tokens\": %" PRIu64 ", \"rejected\": %" PRIu64 ", \"rejects\": {",
+           push->already + push->pushed, push->already, push->pushed, push->tokens,
+           stats->rejected);
+    for (unsigned i = 0; i < push->reason_count; i++) {
+        printf("%s", i ? ", " : "");
+        ctl_json_string(stdout, push->reasons[i].reason);
+        printf(": %" PRIu64, push->reasons[i].count);
+    }
+    printf("}, \"records\": %" PRIu64 ", \"bad\": %" PRIu64 ", \"empty_lines\": %" PRIu64
+           ", \"empty_samples\": %" PRIu64 ", \"files\": %" PRIu64 ", \"skipped_files\": %" PRIu64
+           ", \"bytes_read\": %" PRIu64 ", \"next_seq\": %" PRIu64 ", \"durable_seq\": %" PRIu64
+           ", \"stream_ended\": %s, \"feed_ended\": %s, \"seconds\": %.3f"
+           ", \"tokens_per_second\": %.0f}\n",
+           c->records, c->bad + push->too_large, c->empty_lines, c->empty_samples, c->files,
+           c->skipped_files, c->bytes, stats->next_seq, stats->durable_seq,
+           stats->stream_ended ? "true" : "false", push->end_feed ? "true" : "false", seconds,
+           seconds > 0 ? (double)push->tokens / seconds : 0.0);
+}
+
+static void print_left_out(const struct push *push)
+{
+    const struct pd_reader_counts *c = pd_input_counts(push->input);
+    if (c->empty_lines + c->empty_samples > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " empty lines, %" PRIu64 " empty samples",
+                 c->empty_lines, c->empty_samples);
+    if (c->skipped_files > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " files that are compressed, binary or links",
+                 c->skipped_files);
+    if (c->bad > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " bad records; the last: %s", c->bad,
+                 pd_input_last_bad(push->input));
+    if (push->too_large > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " samples too large for the server",
+                 push->too_large);
+}
+
+static void print_summary(const struct push *push, const struct packd_producer_stats *stats,
+                          double seconds)
+{
+    char samples[32], tokens[32], rate[32];
+    print_left_out(push);
+    if (push->ctl->json) {
+        print_json(push, stats, seconds);
+        return;
+    }
+    if (push->pushed == 0 && push->already > 0)
+        printf("stream %s: all %s samples were there already; nothing to do\n", push->stream,
+               pd_units_format_count(push->already, samples, sizeof samples));
+    else
+        printf("stream %s: %s samples, %s tokens pushed in %.1f s (%s tokens/s)\n", push->stream,
+               pd_units_format_count(push->pushed, samples, sizeof samples),
+               pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds,
+               pd_units_format_count(seconds > 0 ? (uint64_t)((double)push->tokens / seconds) : 0,
+                                     rate, sizeof rate));
+    if (push->pushed > 0 && push->already > 0)
+        printf("  %" PRIu64 " samples were there already\n", push->already);
+    for (unsigned i = 0; i < push->reason_count; i++)
+        printf("  refused: %" PRIu64 " samples, %s\n", push->reasons[i].count,
+               push->reasons[i].reason);
+    if (push->end_feed)
+        printf("  feed %s %s\n", push->feed,
+               push->feed_already_ended ? "had ended already" : "ended");
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int open_both(struct push *push)
+{
+    struct packd_error error = {0};
+    struct pd_reader_options reading = {.field = push->field, .skip_bad = push->skip_bad};
+    struct packd_producer_options options = {
+        .server = push->ctl->server,
+        .token = push->ctl->token,
+        .feed = push->feed,
+        .stream = push->stream,
+        .source = push->source,
+        .content_id = push->content_id,
+        .timeout_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS / 4,
+        .on_reject = on_reject,
+        .ctx = push};
+    if (pd_input_open(push->path, &reading, &push->input, &error) != 0 ||
+        packd_producer_open(&options, &push->producer, &error) != 0)
+        return ctl_error(push->ctl, &error);
+    return CTL_OK;
+}
+
+static int push_all(struct push *push)
+{
+    struct packd_producer_stats stats;
+    push->started_ns = pd_clock_mono_ns();
+    int rc = choose_name(push);
+    if (rc == CTL_OK)
+        rc = open_both(push);
+    if (rc == CTL_OK) {
+        packd_producer_stats(push->producer, &stats);
+        rc = push_samples(push, stats.first_seq);
+    }
+    if (rc == CTL_OK)
+        rc = finish(push);
+    if (push->producer && rc == CTL_OK) {
+        packd_producer_stats(push->producer, &stats);
+        print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
+    }
+    struct packd_error error = {0};
+    if (packd_producer_close(push->producer, rc == CTL_OK ? TIMEOUT_MS : 0, &error) != 0 &&
+        rc == CTL_OK)
+        rc = ctl_error(push->ctl, &error);
+    if (rc == CTL_INTERRUPTED)
+        ctl_message("interrupted; push the same input again to go on");
+    pd_input_close(push->input);
+    if (push->spool)
+        fclose(push->spool);
+    return rc;
+}
+
+static const struct option push_options[] = {
+    {"feed", required_argument, NULL, 'f'},   {"stream", required_argument, NULL, 's'},
+    {"source", required_argument, NULL, 'S'}, {"field", required_argument, NULL, 'F'},
+    {"skip-bad", no_argument, NULL, 'b'},     {"end", no_argument, NULL, 'e'},
+    {"end-feed", no_argument, NULL, 'E'},     {0}};
+
+static int run_push(struct ctl *ctl, int argc, char **argv)
+{
+    struct push push = {.ctl = ctl, .feed = "default"};
+    int option;
+    while ((option = ctl_getopt(ctl, argc, argv, push_options)) != -1) {
+        if (option == 'f')
+            push.feed = optarg;
+        else if (option == 's' && strlen(optarg) >= sizeof push.stream)
+            return ctl_usage(ctl, "--stream: at most 64 bytes");
+        else if (option == 's')
+            snprintf(push.stream, sizeof push.stream, "%s", optarg);
+        else if (option == 'S')
+            push.source = optarg;
+        else if (option == 'F')
+            push.field = optarg;
+        push.skip_bad |= option == 'b';
+        push.end |= option == 'e';
+        push.end_feed |= option == 'E';
+    }
+    if (optind + 1 != argc)
+        return ctl_usage(ctl, optind == argc ? "which file, directory, or - for stdin?"
+                                             : "one FILE, DIR or - at a time");
+    push.path = argv[optind];
+    ctl_catch_signals();
+    return push_all(&push);
+}
+
+const struct ctl_command ctl_push_command = {
+    .name = "push",
+    .arguments = "[--feed F] [--stream S] [--source X] [--field NAME] [--skip-bad] [--end] "
+                 "[--end-feed] FILE|DIR|-",
+    .summary = "push a file, a directory or JSON lines from stdin",
+    .help =
+        "  packctl push train.jsonl                          token ids, or the text found in it\n"
+        "  packctl push --field question,answer train.jsonl  these two, joined with a newline\n"
+        "  packctl push --source code --end-feed src/        every text file is a sample\n"
+        "  generate | packctl push --stream live -           JSON lines, as they come\n\n"
+        "  --feed F        feed, else `default`\n"
+        "  --stream S      stream; else the input's name and digest, so that pushing it twice is "
+        "a\n"
+        "                  no-op and pushing it again after a failure goes on where that stopped\n"
+        "  --source X      label for mixture weights\n"
+        "  --field NAMES   text fields, with commas; else tokens, input_ids, text, content, or "
+        "else\n"
+        "                  all strings of the first record in their order\n"
+        "  --skip-bad      count bad records instead of stopping at the first\n"
+        "  --end           end the stream afterwards\n"
+        "  --end-feed      end the feed afterwards, whoever else pushes to it\n\n"
+        "  .jsonl: an object a line; .json: an array of objects; other files: one sample each. "
+        "Text\n"
+        "  becomes its UTF-8 bytes. A record may also hold labels, loss_mask, weight, key, group,\n"
+        "  version.\n",
+    .run = run_push,
+};

@@ -1,0 +1,447 @@
+/* packctl status and top: the daemon's Status reply as tables, or as it is with --json.
+ *
+ * Works on the JSON that libpackd makes of the reply, so a field of a newer server is in --json by
+ * itself. Absent fields read as 0 and "". */
+#include "client/packctl.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/units.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t number(const json_t *object, const char *name)
+{
+    return (uint64_t)json_number_value(json_object_get(object, name));
+}
+
+static int64_t integer(const json_t *object, const char *name)
+{
+    return (int64_t)json_number_value(json_object_get(object, name));
+}
+
+static const char *text(const json_t *object, const char *name)
+{
+    const char *value = json_string_value(json_object_get(object, name));
+    return value ? value : "";
+}
+
+static bool truth(const json_t *object, const char *name)
+{
+    return json_is_true(json_object_get(object, name));
+}
+
+/* An enum's name without its prefix, in lower case. */
+static const char *word(const char *name, const char *prefix, char *buf, size_t size)
+{
+    size_t skip = strlen(prefix);
+    if (strncmp(name, prefix, skip) == 0)
+        name += skip;
+    snprintf(buf, size, "%s", name);
+    for (char *at = buf; *at; at++)
+        if (*at >= 'A' && *at <= 'Z')
+            *at = (char)(*at - 'A' + 'a');
+    return buf;
+}
+
+struct shown {
+    char buf[16][40];
+    unsigned at;
+};
+
+/* Numbers for one line, each in a buffer of its own. */
+static const char *bytes(struct shown *shown, uint64_t value)
+{
+    char *buf = shown->buf[shown->at++ % 16];
+    return pd_units_format_bytes(value, buf, 40);
+}
+
+static const char *count(struct shown *shown, uint64_t value)
+{
+    char *buf = shown->buf[shown->at++ % 16];
+    return pd_units_format_count(value, buf, 40);
+}
+
+static double padding_rate(const json_t *served)
+{
+    uint64_t pad = number(served, "tail_padding") + number(served, "tail") + number(served, "gap") +
+                   number(served, "row_padding");
+    uint64_t all = pad + number(served, "real");
+    return all ? 100.0 * (double)pad / (double)all : 0;
+}
+
+/* "12 s", "3 min", "2 h", "5 d". */
+static const char *span(struct shown *shown, uint64_t ms)
+{
+    static const struct {
+        uint64_t ms;
+        const char *unit;
+    } units[] = {{86400000, "d"}, {3600000, "h"}, {60000, "min"}, {1000, "s"}};
+    char *buf = shown->buf[shown->at++ % 16];
+    for (size_t i = 0; i < PD_COUNT_OF(units); i++)
+        if (ms >= units[i].ms * (i < 3 ? 2 : 1) || i == 3) {
+            snprintf(buf, 40, "%" PRIu64 " %s", ms / units[i].ms, units[i].unit);
+            break;
+        }
+    return buf;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static void print_names(const char *title, const json_t *list)
+{
+    size_t i;
+    json_t *name;
+    json_array_foreach(list, i, name)
+        printf("%s%s", i ? ", " : title, json_string_value(name) ? json_string_value(name) : "?");
+}
+
+static void print_waiting(const struct ctl *ctl, const char *who, const json_t *waiting,
+                          uint64_t now_ms)
+{
+    struct shown shown = {0};
+    char reason[40];
+    if (!json_is_object(waiting))
+        return;
+    uint64_t since = number(waiting, "since_unix_ms");
+    printf("    %s%s waits: %s", ctl_bold(ctl), who,
+           word(text(waiting, "reason"), "WAIT_", reason, sizeof reason));
+    if (since > 0 && since < now_ms)
+        printf(" for %s", span(&shown, now_ms - since));
+    print_names("; streams ", json_object_get(waiting, "streams"));
+    print_names("; sources ", json_object_get(waiting, "sources"));
+    printf("%s", ctl_plain(ctl));
+    if (text(waiting, "text")[0])
+        printf(": %s", text(waiting, "text"));
+    printf("\n");
+}
+
+static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
+{
+    struct shown s = {0};
+    const json_t *spec = json_object_get(job, "spec");
+    size_t i;
+    json_t *rank;
+    printf("    %-20.64s %6" PRIu64 " %9" PRId64 " %9" PRId64 " %9" PRId64 " %8s %9.3f%%  %s\n",
+           text(job, "name"), number(spec, "step_packs"), integer(job, "planned_step"),
+           integer(job, "delivered_step"), integer(job, "committed_step"),
+           bytes(&s, number(job, "bytes_held")), padding_rate(json_object_get(job, "served")),
+           !truth(job, "started")                          ? "not opened yet"
+           : strcmp(text(spec, "kind"), "JOB_READER") == 0 ? "reader"
+           : integer(job, "end_step") >= 0 &&
+                   integer(job, "delivered_step") >= integer(job, "end_step")
+               ? "finished"
+               : "");
+    json_array_foreach(json_object_get(job, "ranks"), i, rank)
+    {
+        char who[100];
+        snprintf(who, sizeof who, "%.60s rank %" PRIu64, text(job, "name"),
+                 number(rank, "dp_rank"));
+        print_waiting(ctl, who, json_object_get(rank, "waiting"), now_ms);
+    }
+}
+
+static void print_stream(const json_t *stream)
+{
+    struct shown s = {0};
+    char why[40];
+    printf("    %-40.64s %-12.64s %12s %10s %10s  %s%s%s\n", text(stream, "name"),
+           text(stream, "source"), count(&s, number(stream, "next_seq")),
+           bytes(&s, number(stream, "held_bytes")), bytes(&s, number(stream, "credit_bytes")),
+           truth(stream, "ended")       ? "ended"
+           : truth(stream, "connected") ? "connected"
+                                        : "idle",
+           strcmp(text(stream, "why"), "LOG_OK") == 0 ? "" : " ",
+           strcmp(text(stream, "why"), "LOG_OK") == 0
+               ? ""
+               : word(text(stream, "why"), "LOG_", why, sizeof why));
+}
+
+static void print_feed_numbers(const struct ctl *ctl, const json_t *feed)
+{
+    struct shown s = {0};
+    const json_t *ingest = json_object_get(feed, "ingest");
+    const json_t *served = json_object_get(feed, "served");
+    size_t i;
+    json_t *reject;
+    printf("  samples   %s accepted, %s tokens, %s; %s packed, %s in the window\n",
+           count(&s, number(ingest, "samples")), count(&s, number(ingest, "tokens")),
+           bytes(&s, number(ingest, "bytes")), count(&s, number(feed, "packed_samples")),
+           count(&s, number(feed, "window_samples")));
+    printf("  left out  %s duplicates", count(&s, number(ingest, "duplicates")));
+    json_array_foreach(json_object_get(ingest, "rejects"), i, reject)
+        printf(", %s%s %s%s", ctl_red(ctl), count(&s, number(reject, "count")),
+               text(reject, "reason"), ctl_plain(ctl));
+    printf("\n  packs     %s planned (horizon %s, lowest %s)\n",
+           count(&s, number(feed, "planned_packs")), count(&s, number(feed, "horizon_pack")),
+           count(&s, number(feed, "lowest_pack")));
+    printf("  served    %s tokens, %s%.3f %% padding%s\n", count(&s, number(served, "real")),
+           ctl_bold(ctl), padding_rate(served), ctl_plain(ctl));
+    printf("  log       %s of %s\n", bytes(&s, number(feed, "log_bytes")),
+           bytes(&s, number(feed, "log_max_bytes")));
+}
+
+static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_ms)
+{
+    struct shown s = {0};
+    size_t i;
+    json_t *at;
+    const json_t *jobs = json_object_get(feed, "jobs"), *streams = json_object_get(feed, "streams");
+    printf("\n%sfeed %s%s  %s streams, %s ended%s%s\n", ctl_bold(ctl), text(feed, "name"),
+           ctl_plain(ctl), count(&s, number(feed, "streams_total")),
+           count(&s, number(feed, "streams_ended")),
+           truth(feed, "ended")           ? "; the feed has ended"
+           : truth(feed, "end_requested") ? "; the feed is ending"
+                                          : "",
+           text(feed, "halted")[0] ? "; HALTED" : "");
+    if (text(feed, "halted")[0])
+        printf("  %shalted: %s%s\n", ctl_red(ctl), text(feed, "halted"), ctl_plain(ctl));
+    print_feed_numbers(ctl, feed);
+    print_waiting(ctl, "planning", json_object_get(feed, "waiting"), now_ms);
+    if (json_array_size(jobs) > 0)
+        printf("    %s%-20s %6s %9s %9s %9s %8s %10s%s\n", ctl_dim(ctl), "job", "packs", "planned",
+               "delivered", "committed", "held", "padding", ctl_plain(ctl));
+    json_array_foreach(jobs, i, at) print_job(ctl, at, now_ms);
+    if (json_array_size(streams) > 0)
+        printf("    %s%-40s %-12s %12s %10s %10s%s\n", ctl_dim(ctl), "stream", "source", "next seq",
+               "held", "credit", ctl_plain(ctl));
+    json_array_foreach(streams, i, at) print_stream(at);
+    if (truth(feed, "streams_more"))
+        printf("    ... more streams than one reply lists; --after NAME goes on\n");
+}
+
+static void print_server(const struct ctl *ctl, const json_t *status)
+{
+    struct shown s = {0};
+    char state[40], durability[40];
+    const json_t *log = json_object_get(status, "log"), *memory = json_object_get(status, "memory");
+    const json_t *validator = json_object_get(status, "validator");
+    uint64_t up = number(status, "now_unix_ms") - number(status, "started_unix_ms");
+    bool ready = truth(status, "ready");
+    printf("%spackd %s%s at %s: %s%s%s, up %s, log %.8s (%s)\n", ctl_bold(ctl),
+           text(status, "server_version"), ctl_plain(ctl), ctl->server, ready ? "" : ctl_red(ctl),
+           word(text(status, "state"), "STATE_", state, sizeof state), ctl_plain(ctl), span(&s, up),
+           text(status, "log_id"),
+           word(text(status, "durability"), "DURABILITY_", durability, sizeof durability));
+    if (!ready)
+        printf("  %snot ready: %s%s\n", ctl_red(ctl), text(status, "not_ready"), ctl_plain(ctl));
+    printf("  log       %s of %s (%s held for jobs, %s unplanned), %s records\n",
+           bytes(&s, number(log, "bytes")), bytes(&s, number(log, "max_bytes")),
+           bytes(&s, number(log, "planned_held_bytes")), bytes(&s, number(log, "unplanned_bytes")),
+           count(&s, number(log, "records")));
+    printf("  memory    batches %s of %s, ingest %s of %s, process %s\n",
+           bytes(&s, number(memory, "batches_bytes")),
+           bytes(&s, number(memory, "batches_max_bytes")),
+           bytes(&s, number(memory, "ingest_bytes")), bytes(&s, number(memory, "ingest_max_bytes")),
+           bytes(&s, number(memory, "anonymous_bytes")));
+    printf("  checks    %s batches, %s probed on %s, %s%s violations%s%s%s\n",
+           count(&s, number(validator, "structural")), count(&s, number(validator, "probed")),
+           text(validator, "backend")[0] ? text(validator, "backend") : "none",
+           number(validator, "violations") ? ctl_red(ctl) : "",
+           count(&s, number(validator, "violations")), ctl_plain(ctl),
+           text(validator, "retired")[0] ? "; device given up: " : "", text(validator, "retired"));
+    printf("  calls     %s push, %s fetch\n", count(&s, number(status, "push_calls")),
+           count(&s, number(status, "fetch_calls")));
+}
+
+static void print_status(const struct ctl *ctl, const json_t *status)
+{
+    size_t i;
+    json_t *feed;
+    print_server(ctl, status);
+    json_array_foreach(json_object_get(status, "feeds"), i, feed)
+        print_feed(ctl, feed, number(status, "now_unix_ms"));
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+struct ask {
+    struct ctl *ctl;
+    struct packd_admin *admin;
+    const char *feed, *job, *after;
+    bool streams;
+};
+
+/* Integers beyond 2^63 (a group, a version) do not fit jansson's: reals will do for tables. */
+static json_t *parse(const char *json)
+{
+    json_error_t why;
+    json_t *status = json_loads(json, 0, &why);
+    return status ? status : json_loads(json, JSON_DECODE_INT_AS_REAL, &why);
+}
+
+static int ask(const struct ask *a, char **json)
+{
+    struct packd_error error = {0};
+    if (packd_admin_status(a->admin, a->feed, a->job, a->streams, a->after, PACKD_TIMEOUT_DEFAULT,
+                           json, &error) == 0)
+        return CTL_OK;
+    return ctl_error(a->ctl, &error);
+}
+
+static int ask_and_print(const struct ask *a)
+{
+    char *json;
+    int rc = ask(a, &json);
+    if (rc != CTL_OK)
+        return rc;
+    json_t *status = a->ctl->json ? NULL : parse(json);
+    if (a->ctl->json)
+        printf("%s\n", json);
+    else if (status)
+        print_status(a->ctl, status);
+    else
+        rc = CTL_DAMAGED;
+    json_decref(status);
+    packd_free(json);
+    return rc;
+}
+
+static const struct option status_options[] = {{"feed", required_argument, NULL, 'f'},
+                                               {"job", required_argument, NULL, 'j'},
+                                               {"streams", no_argument, NULL, 's'},
+                                               {"after", required_argument, NULL, 'a'},
+                                               {0}};
+
+static int run_status(struct ctl *ctl, int argc, char **argv)
+{
+    struct ask a = {.ctl = ctl};
+    int option;
+    while ((option = ctl_getopt(ctl, argc, argv, status_options)) != -1) {
+        if (option == 'f')
+            a.feed = optarg;
+        else if (option == 'j')
+            a.job = optarg;
+        else if (option == 'a')
+            a.after = optarg;
+        a.streams |= option == 's' || option == 'a';
+    }
+    if (ctl_no_arguments(ctl, argc, argv) != 0)
+        return CTL_USAGE;
+    int rc = ctl_admin_open(ctl, &a.admin);
+    if (rc == CTL_OK)
+        rc = ask_and_print(&a);
+    packd_admin_close(a.admin);
+    return rc;
+}
+
+const struct ctl_command ctl_status_command = {
+    .name = "status",
+    .arguments = "[--feed F] [--job J] [--streams]",
+    .summary = "what the daemon holds, does and waits for",
+    .help = "  packctl status\n"
+            "  packctl status --streams --feed default\n"
+            "  packctl status --json | jq '.feeds[].jobs[].committed_step'\n\n"
+            "  --feed F     this feed only; --job J: this job only\n"
+            "  --streams    list streams, 1,000 a feed; --after NAME: those behind it\n",
+    .run = run_status,
+};
+
+/* ---- top ------------------------------------------------------------------------------------- */
+
+struct totals {
+    uint64_t pushed_tokens, served_tokens, at_ns;
+};
+
+static struct totals totals_of(const json_t *status)
+{
+    struct totals sum = {.at_ns = pd_clock_mono_ns()};
+    size_t i;
+    json_t *feed;
+    json_array_foreach(json_object_get(status, "feeds"), i, feed)
+    {
+        sum.pushed_tokens += number(json_object_get(feed, "ingest"), "tokens");
+        sum.served_tokens += number(json_object_get(feed, "served"), "real");
+    }
+    return sum;
+}
+
+static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
+{
+    return now > before && seconds > 0 ? (uint64_t)((double)(now - before) / seconds) : 0;
+}
+
+static int top_once(const struct ask *a, struct totals *last)
+{
+    char *json;
+    struct shown s = {0};
+    int rc = ask(a, &json);
+    if (rc != CTL_OK)
+        return rc;
+    json_t *status = a->ctl->json ? NULL : parse(json);
+    if (a->ctl->json) {
+        printf("%s\n", json);
+    } else if (status) {
+        struct totals now = totals_of(status);
+        double seconds = last->at_ns ? (double)(now.at_ns - last->at_ns) / 1e9 : 0;
+        if (isatty(STDOUT_FILENO))
+            fputs("\033[H\033[J", stdout);
+        print_status(a->ctl, status);
+        printf("\nin %s tokens/s, out %s tokens/s\n",
+               count(&s, per_second(now.pushed_tokens, last->pushed_tokens, seconds)),
+               count(&s, per_second(now.served_tokens, last->served_tokens, seconds)));
+        *last = now;
+    }
+    fflush(stdout);
+    json_decref(status);
+    packd_free(json);
+    return ferror(stdout) ? CTL_INPUT : CTL_OK;
+}
+
+/* Sleeps, or until a signal. */
+static void rest(int64_t ms)
+{
+    struct timespec time = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static const struct option top_options[] = {{"interval", required_argument, NULL, 'i'},
+                                            {"count", required_argument, NULL, 'n'},
+                                            {"feed", required_argument, NULL, 'f'},
+                                            {0}};
+
+static int run_top(struct ctl *ctl, int argc, char **argv)
+{
+    struct ask a = {.ctl = ctl};
+    struct totals last = {0};
+    int64_t interval_ms = 1000;
+    uint64_t times = UINT64_MAX;
+    int option;
+    while ((option = ctl_getopt(ctl, argc, argv, top_options)) != -1) {
+        if (option == 'i')
+            interval_ms = ctl_duration_ms("interval", optarg);
+        else if (option == 'n')
+            times = ctl_number("count", optarg, 1, UINT64_MAX);
+        else if (option == 'f')
+            a.feed = optarg;
+    }
+    if (ctl_no_arguments(ctl, argc, argv) != 0)
+        return CTL_USAGE;
+    ctl_catch_signals();
+    int rc = ctl_admin_open(ctl, &a.admin);
+    for (uint64_t i = 0; rc == CTL_OK && i < times && !ctl_stop; i++) {
+        if (i > 0)
+            rest(interval_ms);
+        if (!ctl_stop)
+            rc = top_once(&a, &last);
+    }
+    packd_admin_close(a.admin);
+    return rc;
+}
+
+const struct ctl_command ctl_top_command = {
+    .name = "top",
+    .arguments = "[--interval TIME] [--count N] [--feed F]",
+    .summary = "status again and again, with rates",
+    .help =
+        "  packctl top\n"
+        "  packctl top --interval 5s --json >> packd.jsonl\n\n"
+        "  --interval TIME  between two looks (1s); --count N: so many looks, else until Ctrl-C\n"
+        "  --feed F         this feed only\n",
+    .run = run_top,
+};
