@@ -410,7 +410,10 @@ static uint64_t waited_pack(const struct pd_seq_feed *feed)
         const struct pd_seq_job *job = feed->jobs[i];
         if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
             continue;
-        uint64_t end = job->first_pack + (job->delivered + 1) * job->spec.step_packs;
+        uint64_t step = job->delivered;
+        if (!job->delivered_known && feed->packs > job->first_pack)
+            step = (feed->packs - job->first_pack) / job->spec.step_packs;
+        uint64_t end = job->first_pack + (step + 1) * job->spec.step_packs;
         if (end > feed->packs && (earliest == 0 || end < earliest))
             earliest = end;
     }

@@ -215,6 +215,7 @@ static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     job->id = feed->next_job_id++;
     job->spec = request->spec;
     job->generation = 1;
+    job->delivered_known = true;
     job->world_first_step = first_step(job, request);
     if (request->world_token[0])
         remember_token(job, request->world_token);
@@ -348,10 +349,12 @@ int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *requ
     if (!job)
         return pd_error_set(&request->base.error, PD_ENOTFOUND, "UNKNOWN_JOB",
                             "no job %u of feed %u", request->job_id, request->feed_index);
-    if (request->step < UINT32_MAX && job->delivered < request->step + 1) {
+    if (request->step >= UINT32_MAX)
+        return 0;
+    if (job->delivered < request->step + 1)
         job->delivered = request->step + 1;
-        feed->plan_wanted = true;
-    }
+    job->delivered_known = true;
+    feed->plan_wanted = true;
     return 0;
 }
 

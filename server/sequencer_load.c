@@ -64,14 +64,20 @@ void pd_seq_state_fini(struct pd_seq_state *state)
     *state = (struct pd_seq_state){0};
 }
 
-/* Jobs in the log have been announced after the commit that put them there. */
+/* What is in the log has been announced after the commit that put it there. */
+static void carry_job(struct pd_seq_job *to, const struct pd_seq_job *from)
+{
+    to->announce = false;
+    to->delivered = from->delivered;
+    to->delivered_known = from->delivered_known;
+}
+
 static void carry_jobs(struct pd_seq_feed *to, const struct pd_seq_feed *from)
 {
     for (uint32_t i = 0; i < to->job_count; i++) {
-        to->jobs[i]->announce = false;
         for (uint32_t k = 0; k < from->job_count; k++)
             if (from->jobs[k]->id == to->jobs[i]->id)
-                to->jobs[i]->delivered = from->jobs[k]->delivered;
+                carry_job(to->jobs[i], from->jobs[k]);
     }
 }
 
@@ -84,6 +90,7 @@ void pd_seq_state_carry(struct pd_seq_state *to, const struct pd_seq_state *from
     for (uint32_t i = 0; i < to->feed_count && i < from->feed_count; i++) {
         struct pd_seq_feed *feed = to->feeds[i];
         carry_jobs(feed, from->feeds[i]);
+        feed->loaded_packs = from->feeds[i]->loaded_packs;
         feed->waiting_since_wall_ns = from->feeds[i]->waiting_since_wall_ns;
         feed->short_since_ns = from->feeds[i]->short_since_ns;
         feed->short_pack = from->feeds[i]->short_pack;
@@ -243,6 +250,7 @@ static void check_planned(struct pd_sequencer *seq, const struct planned *planne
                 "replaying the log does not end where the table of feeds says it does");
         feed->packs = planned[i].packs;
         feed->plan_digest = planned[i].digest;
+        feed->loaded_packs = feed->packs;
     }
 }
 

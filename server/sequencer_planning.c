@@ -240,25 +240,39 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 
 /* ---- plans ---- */
 
-uint64_t pd_seq_horizon(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
+/* Where a trainer counts as being. After a restart it may wait for the first step that was not planned whole: that one, and the next, may be
+ * planned whatever has been delivered since. */
+static uint64_t job_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                         uint64_t ahead)
 {
-    (void)seq;
-    uint64_t from = 0, step_packs_max = 1;
-    for (uint32_t i = 0; i < feed->job_count; i++) {
-        const struct pd_seq_job *job = feed->jobs[i];
-        if (job->deleted)
-            continue;
-        if (job->spec.step_packs > step_packs_max)
-            step_packs_max = job->spec.step_packs;
-        uint64_t delivered = job->first_pack + job->delivered * job->spec.step_packs;
-        if (job->spec.kind == PD_JOB_TRAINER && delivered > from)
-            from = delivered;
-    }
+    uint64_t pack = job->first_pack + job->delivered * job->spec.step_packs + ahead;
+    if (job->delivered_known || feed->loaded_packs < job->first_pack)
+        return pack;
+    uint64_t whole = (feed->loaded_packs - job->first_pack) / job->spec.step_packs;
+    uint64_t floor = job->first_pack + (whole + 2) * job->spec.step_packs;
+    return floor > pack ? floor : pack;
+}
+
+uint64_t pd_seq_horizon(const struct pd_seq_feed *feed)
+{
+    uint64_t step_packs_max = 1;
+    for (uint32_t i = 0; i < feed->job_count; i++)
+        if (!feed->jobs[i]->deleted && feed->jobs[i]->spec.step_packs > step_packs_max)
+            step_packs_max = feed->jobs[i]->spec.step_packs;
     uint64_t ahead =
         feed->config->plan_ahead_bytes / ((uint64_t)feed->config->rules.seq_len * POSITION_BYTES);
     if (ahead < 2 * step_packs_max)
         ahead = 2 * step_packs_max;
-    return from + ahead;
+    uint64_t horizon = ahead;
+    for (uint32_t i = 0; i < feed->job_count; i++) {
+        const struct pd_seq_job *job = feed->jobs[i];
+        if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
+            continue;
+        uint64_t pack = job_pack(feed, job, ahead);
+        if (pack > horizon)
+            horizon = pack;
+    }
+    return horizon;
 }
 
 /* The next pack from the planner, numbered and added to the chain; its encoding is in seq->body. */
@@ -337,7 +351,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
     if (!feed->planner || !feed->plan_wanted || feed->ended)
         return 0;
     uint64_t before = feed->packs, started_ns = pd_clock_mono_ns();
-    uint64_t target = pd_seq_horizon(seq, feed), slice = before + PD_SEQ_PLAN_PACKS_MAX;
+    uint64_t target = pd_seq_horizon(feed), slice = before + PD_SEQ_PLAN_PACKS_MAX;
     bool was_waiting = feed->waiting;
     int rc = make_packs(seq, feed, target < slice ? target : slice);
     if (rc)

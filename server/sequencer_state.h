@@ -58,7 +58,10 @@ struct pd_seq_job {
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
     uint32_t commit_count;
     bool dirty, announce, deleted;
-    uint64_t delivered; /* not in the log: next step after the highest wholly delivered one */
+    /* not in the log */
+    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
+    bool
+        delivered_known; /* false after a restart until the job receives a step: it may be anywhere */
 };
 
 /* Heads of one feed for the planner: the block last read of each lane. */
@@ -94,6 +97,7 @@ struct pd_seq_feed {
     struct pd_planner *planner;
     struct pd_seq_supply supply;
     uint64_t replay_from, snapshot_packs;
+    uint64_t loaded_packs; /* planned when the log was read */
     bool plan_wanted, ended, waiting, stopped, log_short, announce;
     struct pd_want want;
     uint64_t waiting_since_wall_ns;
@@ -226,7 +230,7 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 /* Plans up to the horizon and writes plans, Horizon, and a snapshot when one is due. */
 int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed);
 int pd_seq_snapshot(struct pd_sequencer *seq, struct pd_seq_feed *feed);
-uint64_t pd_seq_horizon(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
+uint64_t pd_seq_horizon(const struct pd_seq_feed *feed);
 /* Plans nothing more of this feed, loudly. */
 void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int code,
                       const char *reason, const char *text);

@@ -107,12 +107,12 @@ static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *stat
     return 0;
 }
 
-static int copy_feed(struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      struct pd_feed_status *status)
 {
     memcpy(status->name, feed->name, sizeof status->name);
     status->packs_planned = feed->packs;
-    status->horizon_packs = pd_seq_horizon(seq, feed);
+    status->horizon_packs = pd_seq_horizon(feed);
     status->plan_digest = feed->plan_digest;
     status->end_declared = feed->end_declared;
     status->ended = feed->ended;

@@ -427,6 +427,36 @@ static void test_horizon(void **unused)
     end_case(&c);
 }
 
+/* After a restart nobody knows what was delivered: the step that the trainer may wait for is planned all the same, and not much more. */
+static void test_horizon_restart(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct pd_request_append answer;
+    seq_case_config(&c, 1);
+    c.config.feeds[0].plan_ahead_bytes = 10 * 64 * 20;
+    seq_case_dir(&c, "horizon2");
+    start(&c);
+    struct seq_stream a = stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    assert_int_equal(push_lengths(&c, &a, 0, 44, 60, &answer), 0);
+    struct pd_request_open_job open = seq_job_request("feed0", "j", 1, 4, 1, "w1");
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    assert_int_equal(seq_deliver(&c, 0, 0, 6), 0);
+    assert_int_equal(c.serve.progress[0].packs_planned, 29); /* all there is */
+    for (int restart = 0; restart < 2; restart++) {
+        seq_case_stop(&c);
+        start(&c);
+        assert_int_equal(seq_open(&c, &a), 0);
+        assert_int_equal(push_lengths(&c, &a, 44 + 100 * (uint64_t)restart, 100, 60, &answer), 0);
+        /* step 7 (packs 28 .. 31) and the next; then two more */
+        assert_int_equal(c.serve.progress[0].packs_planned, restart ? 44 : 36);
+    }
+    assert_int_equal(seq_deliver(&c, 0, 0, 10), 0);
+    assert_int_equal(c.serve.progress[0].packs_planned, 54);
+    end_case(&c);
+}
+
 /* max_wait: the step a trainer waits for is completed from a short window, and no more than it. */
 static void test_max_wait(void **unused)
 {
@@ -1039,6 +1069,7 @@ int main(void)
         cmocka_unit_test(test_sources),
         cmocka_unit_test(test_jobs),
         cmocka_unit_test(test_horizon),
+        cmocka_unit_test(test_horizon_restart),
         cmocka_unit_test(test_max_wait),
         cmocka_unit_test(test_plans_and_restarts),
         cmocka_unit_test(test_snapshots),
