@@ -18,6 +18,7 @@
  * It does not know what any part does. */
 #include "base/check.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "server/collect.h"
 #include "server/http.h"
 #include "server/metrics.h"
@@ -60,19 +61,30 @@ struct daemon {
 
 /* ---- readiness ---- */
 
+/* Why no work is taken, or "ready". The bell may still be on its way when Drain has been answered, hence the look at drain_asked. */
+static const char *readiness(struct daemon *d)
+{
+    static const char *const words[] = {"starting", "ready", "draining", "stopping"};
+    if (d->state != SERVING)
+        return words[d->state];
+    if (atomic_load(&d->drain_asked) == 1)
+        return words[DRAINING];
+    struct pd_serve_gauges gauges;
+    pd_serve_gauges(d->serve, &gauges);
+    return gauges.halted_feeds > 0 ? "a feed is halted by a violation; see the log" : words[SERVING];
+}
+
 static bool is_ready(void *ctx)
 {
-    struct daemon *d = ctx;
-    return d->state == SERVING && atomic_load(&d->drain_asked) != 1;
+    return strcmp(readiness(ctx), "ready") == 0;
 }
 
 static bool on_readyz(void *ctx, struct pd_buf *text)
 {
-    static const char *const lines[] = {"starting\n", "ready\n", "draining\n", "stopping\n"};
-    struct daemon *d = ctx;
-    enum state state = d->state == SERVING && !is_ready(d) ? DRAINING : d->state;
-    pd_buf_put(text, lines[state], strlen(lines[state]));
-    return state == SERVING;
+    const char *words = readiness(ctx);
+    pd_buf_put(text, words, strlen(words));
+    pd_buf_put(text, "\n", 1);
+    return is_ready(ctx);
 }
 
 static void on_index(void *ctx, struct pd_buf *text)
@@ -368,11 +380,23 @@ static void say_notes(const struct pd_config *config)
     }
 }
 
+/* The sums the daemon keeps within, in force after all layers of the configuration. */
+static void say_limits(const struct pd_config *config)
+{
+    char batches[24], ingest[24], log[24], sample[24];
+    pd_log(PD_LOG_INFO, "limits", "batches=%s ingest=%s log=%s sample=%s drain_s=%" PRIu64,
+           pd_units_format_bytes(config->memory_batches_bytes, batches, sizeof batches),
+           pd_units_format_bytes(config->memory_ingest_bytes, ingest, sizeof ingest),
+           pd_units_format_bytes(config->log_max_bytes, log, sizeof log),
+           pd_units_format_bytes(config->max_sample_bytes, sample, sizeof sample), config->drain_ns / 1000000000u);
+}
+
 static int serve(struct daemon *d)
 {
     struct pd_error error = {0};
     pd_process_setup("packd " PD_VERSION);
     pd_metrics_build(PD_VERSION, "unknown", "none");
+    say_limits(&d->config);
     say_notes(&d->config);
     if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);

@@ -163,7 +163,8 @@ struct pd_served_totals {
 void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_served_totals *totals);
 
 struct pd_serve_gauges {
-    uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total, evicted_total, violations_total;
+    uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total, evicted_total, violations_total,
+        halted_feeds; /* feeds stopped by a violation: the daemon is not ready then */
 };
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);
 

@@ -142,6 +142,7 @@ class StepsTest(unittest.TestCase):
             push = peer.Push(packd.address, stream="idle")
             push.welcome()
             fetch = peer.Fetch(packd.address, peer.open_job(packd.address))
+            harness.wait_for("both calls", lambda: [packd.metrics()[f"packd_{n}_calls"] for n in ("push", "fetch")] == [1, 1])
             ports = os.path.join(packd.directory, "ports.json")
             self.assertEqual(json.load(open(ports))["pid"], packd.process.pid)
             packd.stop(number, deadline_s=10)
@@ -162,7 +163,7 @@ class StepsTest(unittest.TestCase):
         packd = harness.Daemon(feeds=[FEED], environment={"PACKD_LOG_FORMAT": "json"}).start()
         packd.stop()
         events = [json.loads(line)["event"] for line in packd.log().splitlines()]
-        self.assertEqual((events[0], events[-1]), ("ready", "stopped"))
+        self.assertEqual((events[0], events[1], events[-1]), ("limits", "ready", "stopped"))
 
     def test_scrapes_see_the_planner(self):
         with harness.Daemon(feeds=[FEED]) as packd:
