@@ -166,7 +166,8 @@ static int step_plan_facts(struct pd_assembler *a, const struct pd_assemble_orde
     if (rc != 0)
         return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
                             "the plan facts of step %llu of job %s cannot be read: %s",
-                            (unsigned long long)order->key.step, order->spec->name, pd_err_text(rc));
+                            (unsigned long long)order->key.step, order->spec->name,
+                            pd_err_text(rc));
     facts->config_digest = first.config_digest;
     facts->planner_version = first.planner_version;
     facts->plan_digest = last.plan_digest;
@@ -389,8 +390,7 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
     if (rc != 0)
         return rc;
     uint32_t rows = order->spec->rows;
-    uint32_t widest =
-        a->rules.width == PD_WIDTH_STEP ? facts->widest_slots : rows_widest(a, rows);
+    uint32_t widest = a->rules.width == PD_WIDTH_STEP ? facts->widest_slots : rows_widest(a, rows);
     uint32_t width = pd_layout_width(&a->rules, widest);
     rc = pd_layout_measure(&a->rules, a->rows, rows, width, &a->batch, error);
     if (rc != 0)
@@ -411,12 +411,11 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
 static int violated(const struct pd_assembler *a, const struct pd_check_finding *finding,
                     struct pd_error *error)
 {
-    return pd_error_set(error, PD_ECORRUPT, "VIOLATION",
-                        "step %llu micro %u dp_rank %u breaks the rule %s at row %u position %u: "
-                        "expected %lld, found %lld (%s)",
-                        (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
-                        pd_check_name(finding->check), finding->row, finding->position,
-                        (long long)finding->expected, (long long)finding->found, finding->text);
+    return pd_error_set(
+        error, PD_ECORRUPT, "VIOLATION",
+        "step %llu micro %u dp_rank %u breaks the rule %s at row %u position %u: %s",
+        (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
+        pd_check_name(finding->check), finding->row, finding->position, finding->text);
 }
 
 /* Lays the batch out at `payload` and proves it against the plan. */

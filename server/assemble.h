@@ -18,7 +18,8 @@ struct pd_assemble_order {
     const struct pd_job_spec *spec;
     struct pd_batch_key key;
     uint64_t first_pack; /* of the step */
-    uint32_t pack_count; /* of the step: P, or fewer in the last one, which rows of padding complete */
+    uint32_t
+        pack_count; /* of the step: P, or fewer in the last one, which rows of padding complete */
 };
 
 /* What all batches of a step share; a function of the plan alone. */
@@ -32,8 +33,8 @@ struct pd_step_facts {
 struct pd_assembler;
 
 /* PD_ENOMEM; what pd_log_reader_new says. */
-int pd_assembler_new(struct pd_log *log, struct pd_assembler **assembler, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_assembler_new(struct pd_log *log, struct pd_assembler **assembler,
+                     struct pd_error *error) PD_MUST_CHECK;
 void pd_assembler_free(struct pd_assembler *assembler); /* NULL is allowed */
 
 /* What pd_log_reader_begin says. Nothing to end after a failure. */

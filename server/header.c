@@ -79,10 +79,10 @@ void pd_header_free(struct pd_header *header)
         return;
     PD_MAGIC_CHECK(header, HEADER_MAGIC);
     struct columns *columns = &header->columns;
-    void *owned[] = {columns->stream,  columns->part,        columns->epoch,       columns->source,
-                     columns->offset,  columns->length,      columns->flags,       columns->loss_tokens,
-                     columns->seq,     columns->version,     columns->digest,      columns->loss_weight,
-                     columns->key,     columns->group,       header->packs};
+    void *owned[] = {columns->stream, columns->part,    columns->epoch,  columns->source,
+                     columns->offset, columns->length,  columns->flags,  columns->loss_tokens,
+                     columns->seq,    columns->version, columns->digest, columns->loss_weight,
+                     columns->key,    columns->group,   header->packs};
     for (size_t i = 0; i < PD_COUNT_OF(owned); i++)
         free(owned[i]);
     names_fini(&header->streams);
@@ -226,10 +226,10 @@ static size_t column_count(const void *column, uint32_t count, size_t item_bytes
     return all_zero(column, count * item_bytes) ? 0 : count;
 }
 
-#define COLUMN(field, column)                                                      \
-    do {                                                                           \
-        table->field = (column);                                                   \
-        table->n_##field = column_count((column), c->count, sizeof *(column));     \
+#define COLUMN(field, column)                                                  \
+    do {                                                                       \
+        table->field = (column);                                               \
+        table->n_##field = column_count((column), c->count, sizeof *(column)); \
     } while (0)
 
 /* Turns offsets into pointers; 0 where no entry has bytes. */
@@ -238,8 +238,7 @@ static size_t bytes_column(struct pd_header *header, ProtobufCBinaryData *column
     bool any = false;
     for (uint32_t i = 0; i < header->columns.count; i++) {
         any = any || column[i].len > 0;
-        column[i].data =
-            column[i].len > 0 ? header->bytes.data + (uintptr_t)column[i].data : NULL;
+        column[i].data = column[i].len > 0 ? header->bytes.data + (uintptr_t)column[i].data : NULL;
     }
     return any ? header->columns.count : 0;
 }

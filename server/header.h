@@ -43,7 +43,8 @@ struct pd_header_sample {
     uint64_t version;
     uint64_t digest;   /* of the whole sample's tokens as pushed */
     float loss_weight; /* of each of its targets */
-    bool plain_labels; /* no labels were pushed and every token behind the first is a target: labels can be derived */
+    bool
+        plain_labels; /* no labels were pushed and every token behind the first is a target: labels can be derived */
 };
 
 struct pd_header;

@@ -14,7 +14,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "packer/layout.h"
 #include "server/metrics.h"
 #include "server/serve_state.h"
 
@@ -164,7 +163,7 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
     feed->progress = *progress;
     if (moved)
         PD_LIST_EACH(link, &feed->jobs)
-        job_advance(serve, PD_CONTAINER_OF(link, struct pd_serve_job, in_feed), &after);
+    job_advance(serve, PD_CONTAINER_OF(link, struct pd_serve_job, in_feed), &after);
     pthread_mutex_unlock(&serve->lock);
     pd_after_run(&after);
 }
@@ -197,10 +196,7 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
         job = pd_job_add(serve, info);
     PD_CHECK(job); /* a job lost here would never be served: end rather than hang its ranks */
     job->info = *info;
-    serve->slots_bytes -= job->slot_bytes;
-    job->slot_bytes =
-        pd_layout_payload_max(&serve->feeds[info->feed_index].config->layout, info->spec.rows);
-    serve->slots_bytes += job->slot_bytes;
+    pd_job_slot(serve, job, 0);
     job_trim(serve, job, &after);
     pd_job_plan(serve, job);
     pthread_cond_broadcast(&serve->work);
@@ -455,11 +451,12 @@ static bool mark(struct pd_serve_job *job, const struct pd_box *box, bool *step_
     const struct pd_job_spec *spec = &job->info.spec;
     uint64_t given_up = job->delivered.given_up;
     bool first = false;
-    int rc = pd_delivered_mark(&job->delivered, key->step, key->micro * spec->dp_size + key->dp_rank,
-                               spec->dp_size * spec->accum, &first, step_complete);
+    int rc =
+        pd_delivered_mark(&job->delivered, key->step, key->micro * spec->dp_size + key->dp_rank,
+                          spec->dp_size * spec->accum, &first, step_complete);
     if (rc != 0)
-        pd_log(PD_LOG_ERROR, "delivery_uncounted", "job=%s step=%llu text=\"no memory\"", spec->name,
-               (unsigned long long)key->step);
+        pd_log(PD_LOG_ERROR, "delivery_uncounted", "job=%s step=%llu text=\"no memory\"",
+               spec->name, (unsigned long long)key->step);
     if (job->delivered.given_up != given_up)
         pd_log(PD_LOG_WARN, "delivery_given_up",
                "job=%s floor=%llu text=\"too many steps are partly delivered; the lowest no longer "
@@ -508,6 +505,8 @@ void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges)
     pthread_mutex_lock(&serve->lock);
     *gauges = serve->gauges;
     gauges->ready_bytes_max = serve->budget_bytes;
+    for (uint32_t i = 0; i < serve->feed_count; i++)
+        gauges->halted_feeds += serve->feeds[i].halted;
     pthread_mutex_unlock(&serve->lock);
 }
 
@@ -524,8 +523,9 @@ static int step_packs_locked(struct pd_serve *serve, const struct pd_serve_job *
         return pd_error_set(error, PD_ERANGE, "PAST_END", "job %s has %llu steps", name,
                             (unsigned long long)job->steps_planned);
     if (step >= job->steps_planned)
-        return pd_error_set(error, PD_EAGAIN, "NOT_PLANNED", "step %llu of job %s is not planned yet",
-                            (unsigned long long)step, name);
+        return pd_error_set(error, PD_EAGAIN, "NOT_PLANNED",
+                            "step %llu of job %s is not planned yet", (unsigned long long)step,
+                            name);
     *first_pack = job->info.first_pack + step * job->info.spec.step_packs;
     *pack_count = pd_job_step_packs(serve, job, step);
     return 0;
@@ -537,9 +537,9 @@ int pd_serve_step_packs(struct pd_serve *serve, uint32_t feed_index, uint32_t jo
     PD_MAGIC_CHECK(serve, SERVE_MAGIC);
     pthread_mutex_lock(&serve->lock);
     struct pd_serve_job *job = pd_job_find(serve, feed_index, job_id);
-    int rc = job ? step_packs_locked(serve, job, step, first_pack, pack_count, error)
-                 : pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "there is no job number %u",
-                                job_id);
+    int rc =
+        job ? step_packs_locked(serve, job, step, first_pack, pack_count, error)
+            : pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "there is no job number %u", job_id);
     pthread_mutex_unlock(&serve->lock);
     return rc;
 }

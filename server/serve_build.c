@@ -137,6 +137,8 @@ static int reserve(struct pd_serve *serve, struct task *task, uint64_t bytes,
     pthread_mutex_lock(&serve->lock);
     struct pd_entry *entry = task->entry;
     entry->bytes = bytes;
+    if (!entry->abandoned && bytes > entry->job->slot_bytes)
+        pd_job_slot(serve, entry->job, bytes);
     if (!entry->abandoned)
         task->reserved = pd_memory_admit(serve, entry, &after);
     pthread_mutex_unlock(&serve->lock);
@@ -238,6 +240,7 @@ void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_e
     if (feed->halted)
         return;
     feed->halted = true;
+    serve->gauges.halted_feeds++;
     pd_error_set(&feed->halt, PD_ECORRUPT, "HALTED",
                  "feed %s is halted, a batch failed its checks twice: %.300s", feed->config->name,
                  error->text);
@@ -351,8 +354,9 @@ static void run(struct pd_worker *worker, struct task *task)
     if (!task->facts_known)
         facts_settle(serve, task, false);
     if (rc != 0 && rc != PD_EAGAIN && rc != PD_ECORRUPT)
-        pd_log(PD_LOG_WARN, "batch_failed", "job=%s step=%llu error=%s text=\"%s\"", task->spec.name,
-               (unsigned long long)task->order.key.step, pd_err_name(rc), error.text);
+        pd_log(PD_LOG_WARN, "batch_failed", "job=%s step=%llu error=%s text=\"%s\"",
+               task->spec.name, (unsigned long long)task->order.key.step, pd_err_name(rc),
+               error.text);
     struct pd_after after;
     pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);

@@ -14,8 +14,9 @@
  * What is evicted for a build, in this order, always without readers and not kept for a woken waiter:
  *   1. batches of steps that every rank has received, lowest step first (only a late peer or a re-read could want them);
  *   2. batches delivered at least once, lowest step first;
- *   3. batches nobody has read, highest step first, in the same job only those behind the one to be built.
- * A hint (prefetch) evicts only 1. An evicted batch can be built again at any time, byte for byte.
+ *   3. batches nobody has read, highest step first.
+ * Between 2 and 3 the slot is taken, so that what was prefetched is not thrown away while it is free. A hint (prefetch) evicts only 1. An evicted batch can be built again at any time, byte for byte. As a batch is kept until the waiters woken for it
+ * have come back (or 5 s have passed), builds cannot evict each other for ever.
  *
  * When full: the task stays queued (reason MEMORY) and is tried again when a reader lets go, a step is delivered, or after a second at most. */
 #include "server/serve_state.h"
@@ -128,24 +129,18 @@ static struct pd_entry *lowest_delivered(struct pd_serve_job *job, bool complete
     return NULL;
 }
 
-/* The highest evictable batch that nobody has read; in the job of the batch to be built only behind it. */
-static struct pd_entry *highest_unread(struct pd_serve_job *job, const struct pd_entry *build,
-                                       uint64_t now_ns)
+static struct pd_entry *highest(struct pd_serve_job *job, uint64_t now_ns)
 {
-    for (struct pd_entry *e = pd_entry_last(job); e; e = pd_entry_prev(e)) {
-        if (job == build->job && pd_entry_compare(e, build) <= 0)
-            return NULL;
-        if (evictable(e, now_ns))
-            return e;
-    }
-    return NULL;
+    struct pd_entry *entry = pd_entry_last(job);
+    while (entry && !evictable(entry, now_ns))
+        entry = pd_entry_prev(entry);
+    return entry;
 }
 
 enum rank { RANK_COMPLETE, RANK_DELIVERED, RANK_UNREAD, RANK_COUNT };
 
 /* A batch of this rank, of the job that has most memory in ready batches among those that have one. */
-static struct pd_entry *victim(struct pd_serve *serve, const struct pd_entry *build, enum rank rank,
-                               uint64_t now_ns)
+static struct pd_entry *victim(struct pd_serve *serve, enum rank rank, uint64_t now_ns)
 {
     struct pd_entry *best = NULL;
     PD_LIST_EACH(link, &serve->turns)
@@ -154,7 +149,7 @@ static struct pd_entry *victim(struct pd_serve *serve, const struct pd_entry *bu
         if (best && job->ready_bytes <= best->job->ready_bytes)
             continue;
         struct pd_entry *found = rank == RANK_UNREAD
-                                     ? highest_unread(job, build, now_ns)
+                                     ? highest(job, now_ns)
                                      : lowest_delivered(job, rank == RANK_COMPLETE, now_ns);
         if (found)
             best = found;
@@ -228,11 +223,11 @@ bool pd_memory_admit(struct pd_serve *serve, struct pd_entry *entry, struct pd_a
     for (int rank = RANK_COMPLETE; rank < RANK_COUNT;) {
         if (fits(serve, entry))
             return reserve(serve, entry, false);
-        if (rank > RANK_COMPLETE && fits_slot(serve, entry))
-            return reserve(serve, entry, true);
         if (rank > RANK_COMPLETE && !asked)
             break;
-        struct pd_entry *out = victim(serve, entry, rank, now_ns);
+        if (rank == RANK_UNREAD && fits_slot(serve, entry))
+            return reserve(serve, entry, true);
+        struct pd_entry *out = victim(serve, rank, now_ns);
         if (out)
             evict(serve, out, after);
         else

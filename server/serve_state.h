@@ -22,11 +22,13 @@
 #include <uv/tree.h>
 
 #define PD_ASSEMBLE_THREADS_MAX 64
-#define PD_CLAIM_NS UINT64_C(5000000000)        /* a woken waiter's batch is kept so long */
-#define PD_FAILURE_HOLD_NS UINT64_C(1000000000) /* a failed build is answered from memory so long, then tried again */
-#define PD_PREFETCH_MAX 1024   /* queued hints a job; more are dropped */
-#define PD_FAILED_MAX 256      /* failed entries kept a job; the lowest is dropped */
-#define PD_IDLE_STEPS_MAX 128  /* totals kept a job without a batch that needs them; the oldest is dropped */
+#define PD_CLAIM_NS UINT64_C(5000000000) /* a woken waiter's batch is kept so long */
+#define PD_FAILURE_HOLD_NS \
+    UINT64_C(1000000000)     /* a failed build is answered from memory so long, then tried again */
+#define PD_PREFETCH_MAX 1024 /* queued hints a job; more are dropped */
+#define PD_FAILED_MAX 256    /* failed entries kept a job; the lowest is dropped */
+#define PD_IDLE_STEPS_MAX \
+    128 /* totals kept a job without a batch that needs them; the oldest is dropped */
 
 enum pd_entry_state {
     PD_ENTRY_UNPLANNED, /* its step is not whole yet */
@@ -50,13 +52,13 @@ struct pd_step {
 struct pd_box {
     struct pd_ready_batch ready;
     uint32_t magic;
-    struct pd_link dead;     /* in an after-list */
+    struct pd_link dead; /* in an after-list */
     struct pd_serve *serve;
-    struct pd_entry *entry;  /* NULL: no longer in the table */
+    struct pd_entry *entry;        /* NULL: no longer in the table */
     struct pd_serve_job *slot_job; /* whose reserved slot it fills (a reference), or NULL */
-    uint64_t bytes;          /* what it counts against the budget */
-    bool full_step;          /* its step is not the partly filled last one */
-    atomic_uint holds;       /* readers; 0 -> 1 and 1 -> 0 under the lock, else atomic */
+    uint64_t bytes;                /* what it counts against the budget */
+    bool full_step;                /* its step is not the partly filled last one */
+    atomic_uint holds;             /* readers; 0 -> 1 and 1 -> 0 under the lock, else atomic */
 };
 
 struct pd_entry {
@@ -73,7 +75,7 @@ struct pd_entry {
     bool in_slot;   /* its reservation is the job's slot */
     bool delivered; /* at least once */
     struct pd_link waiters;
-    uint32_t claims;        /* woken waiters that have not come back */
+    uint32_t claims; /* woken waiters that have not come back */
     uint64_t claims_until_ns;
     uint64_t bytes;         /* exact, once measured; 0 = not yet */
     uint64_t since_unix_ns; /* when it was queued */
@@ -129,7 +131,7 @@ struct pd_serve {
     uint32_t feed_count;
     struct pd_link turns; /* all jobs; the one whose turn it is first */
     uint64_t budget_bytes;
-    uint64_t used_bytes;  /* batches alive and reservations */
+    uint64_t used_bytes; /* batches alive and reservations */
     uint64_t used_peak_bytes;
     uint64_t slots_bytes; /* sum over jobs */
     bool starved;         /* a task waits for memory: freeing some must ring `work` */
@@ -163,7 +165,11 @@ void pd_job_unref(struct pd_serve_job *job);
 /* Takes the feed's progress over: sets steps_planned. */
 void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job);
 /* Packs of a planned step: P, or fewer in a padded last one. */
-uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step);
+uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,
+                           uint64_t step);
+
+/* Sets the size of the job's slot anew: its largest payload with the usual header, or a batch of `measured_bytes` where that is larger. */
+void pd_job_slot(struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes);
 
 int pd_entry_compare(const struct pd_entry *a, const struct pd_entry *b);
 struct pd_entry *pd_entry_find(struct pd_serve_job *job, const struct pd_batch_key *key);
@@ -180,9 +186,11 @@ void pd_entry_drop(struct pd_serve *serve, struct pd_entry *entry, struct pd_aft
 /* Into tasks / out of them. */
 void pd_entry_queue(struct pd_serve *serve, struct pd_entry *entry);
 void pd_entry_unqueue(struct pd_entry *entry);
-void pd_entry_fail(struct pd_serve *serve, struct pd_entry *entry, const struct pd_error *error, struct pd_after *after);
+void pd_entry_fail(struct pd_serve *serve, struct pd_entry *entry, const struct pd_error *error,
+                   struct pd_after *after);
 /* Waiters out of the entry into the after-list; with `claims` the batch is kept for them. */
-void pd_entry_wake(struct pd_serve *serve, struct pd_entry *entry, bool claims, struct pd_after *after);
+void pd_entry_wake(struct pd_serve *serve, struct pd_entry *entry, bool claims,
+                   struct pd_after *after);
 void pd_entry_free(struct pd_entry *entry);
 struct pd_entry *pd_task_first(struct pd_serve_job *job);
 struct pd_entry *pd_task_next(struct pd_entry *entry);
@@ -202,12 +210,13 @@ void pd_box_free(struct pd_box *box);
 int pd_workers_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
 void pd_workers_join(struct pd_serve *serve);
 /* Halts a feed: everything of its jobs is dropped, later gets are answered with *error. */
-void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error, struct pd_after *after);
+void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error,
+                  struct pd_after *after);
 
 /* ---- serve_wait.c ---- */
 
 /* Why the batch is not there yet. `entry` may be NULL. */
-void pd_wait_fill(const struct pd_serve *serve, const struct pd_serve_job *job, const struct pd_entry *entry, uint64_t step,
-                  struct pd_wait_info *info);
+void pd_wait_fill(const struct pd_serve *serve, const struct pd_serve_job *job,
+                  const struct pd_entry *entry, uint64_t step, struct pd_wait_info *info);
 
 #endif

@@ -131,12 +131,23 @@ void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job)
 {
     const struct pd_serve_feed *feed = &serve->feeds[job->info.feed_index];
     uint64_t first = job->info.first_pack;
-    uint64_t packs = feed->progress.packs_planned > first ? feed->progress.packs_planned - first : 0;
+    uint64_t packs =
+        feed->progress.packs_planned > first ? feed->progress.packs_planned - first : 0;
     uint32_t step_packs = job->info.spec.step_packs;
     job->steps_planned = packs / step_packs;
     if (feed->progress.ended && packs % step_packs != 0 &&
         feed->config->last_step == PD_LAST_STEP_PAD)
         job->steps_planned++;
+}
+
+void pd_job_slot(struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes)
+{
+    uint64_t payload = pd_layout_payload_max(&serve->feeds[job->info.feed_index].config->layout,
+                                             job->info.spec.rows);
+    uint64_t usual = payload + payload / 16 + sizeof(struct pd_box);
+    uint64_t bytes = measured_bytes > usual ? measured_bytes : usual;
+    serve->slots_bytes += bytes - job->slot_bytes;
+    job->slot_bytes = bytes;
 }
 
 uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,

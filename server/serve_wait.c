@@ -26,6 +26,8 @@ static enum pd_wait_reason plan_reason(const struct pd_serve_feed *feed,
                                        const struct pd_serve_job *job)
 {
     const struct pd_feed_progress *progress = &feed->progress;
+    if (progress->stopped)
+        return PD_WAIT_STOPPED;
     uint32_t streams = progress->streams_open + progress->streams_ended;
     uint32_t to_come = feed->config->streams_to_end > feed->config->stream_count
                            ? feed->config->streams_to_end
