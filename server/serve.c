@@ -505,8 +505,6 @@ void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges)
     pthread_mutex_lock(&serve->lock);
     *gauges = serve->gauges;
     gauges->ready_bytes_max = serve->budget_bytes;
-    for (uint32_t i = 0; i < serve->feed_count; i++)
-        gauges->halted_feeds += serve->feeds[i].halted;
     pthread_mutex_unlock(&serve->lock);
 }
 
