@@ -107,10 +107,6 @@ static int choose_name(struct push *push)
     name_stream(push, pipe ? "stdin" : base_name(push->path, base, sizeof base), digest);
     if (pipe && dup2(fileno(push->spool), STDIN_FILENO) < 0)
         return CTL_INPUT;
-    if (pipe) {
-        clearerr(stdin);
-        rewind(stdin);
-    }
     return CTL_OK;
 }
 
@@ -343,7 +339,8 @@ static void print_summary(const struct push *push, const struct packd_producer_s
 static int open_both(struct push *push)
 {
     struct packd_error error = {0};
-    struct pd_reader_options reading = {.field = push->field, .skip_bad = push->skip_bad};
+    struct pd_reader_options reading = {
+        .field = push->field, .skip_bad = push->skip_bad, .stop = &ctl_stop};
     struct packd_producer_options options = {
         .server = push->ctl->server,
         .token = push->ctl->token,

@@ -10,11 +10,13 @@
 #include "client/reader_record.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <fts.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #define CHUNK_BYTES (256 * 1024)
@@ -25,6 +27,7 @@ enum kind { KIND_NONE, KIND_LINES, KIND_ARRAY, KIND_TEXT };
 struct pd_input {
     struct pd_record record;
     bool skip_bad;
+    const volatile sig_atomic_t *stop; /* NULL: reads are not interrupted */
     struct pd_reader_counts counts;
     char last_bad[640];
 
@@ -33,7 +36,8 @@ struct pd_input {
     char *path;        /* of the file at hand; NULL: none */
     enum kind kind;
 
-    FILE *file; /* KIND_LINES */
+    int fd;         /* KIND_LINES; -1: none */
+    int read_errno; /* of a read that failed */
     uint64_t line;
     char *chunk; /* CHUNK_BYTES */
     size_t chunk_at, chunk_end;
@@ -114,8 +118,14 @@ static bool chunk_fill(struct pd_input *input)
 {
     if (input->chunk_at < input->chunk_end)
         return true;
+    /* read(2), not stdio: of a pipe it gives what is there instead of waiting for a full buffer. */
+    ssize_t got;
+    do
+        got = read(input->fd, input->chunk, CHUNK_BYTES);
+    while (got < 0 && errno == EINTR && !(input->stop && *input->stop));
+    input->read_errno = got < 0 ? errno : 0;
     input->chunk_at = 0;
-    input->chunk_end = fread(input->chunk, 1, CHUNK_BYTES, input->file);
+    input->chunk_end = got > 0 ? (size_t)got : 0;
     input->counts.bytes += input->chunk_end;
     return input->chunk_end > 0;
 }
@@ -140,8 +150,13 @@ static int line_next(struct pd_input *input, struct packd_error *error)
         if (newline)
             break;
     }
-    if (ferror(input->file))
+    if (input->read_errno == EINTR)
+        return pd_client_error(error, PACKD_ECANCELED, "INTERRUPTED", "%s: interrupted",
+                               input->path);
+    if (input->read_errno != 0) {
+        errno = input->read_errno;
         return io_error(input, error);
+    }
     if (input->text.failed)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a line");
     input->line += any;
@@ -160,11 +175,11 @@ static bool is_blank(const struct pd_buf *text)
 
 static void file_close(struct pd_input *input)
 {
-    if (input->file && input->file != stdin)
-        fclose(input->file);
+    if (input->fd > STDIN_FILENO)
+        close(input->fd);
     json_decref(input->array);
     free(input->path);
-    input->file = NULL;
+    input->fd = -1;
     input->array = NULL;
     input->path = NULL;
     input->kind = KIND_NONE;
@@ -229,8 +244,8 @@ static int open_json(struct pd_input *input, struct packd_error *error)
                                why.text);
     input->kind = KIND_LINES;
     input->counts.bytes -= input->text.size_bytes;
-    input->file = fopen(input->path, "rb");
-    return input->file ? 0 : io_error(input, error);
+    input->fd = open(input->path, O_RDONLY | O_CLOEXEC);
+    return input->fd >= 0 ? 0 : io_error(input, error);
 }
 
 static int open_text(struct pd_input *input, struct packd_error *error)
@@ -265,8 +280,8 @@ static int open_file(struct pd_input *input, const char *path, struct packd_erro
     if (!ends_with(path, ".jsonl") && !ends_with(path, ".ndjson"))
         return open_text(input, error);
     input->kind = KIND_LINES;
-    input->file = fopen(path, "rb");
-    return input->file ? 0 : io_error(input, error);
+    input->fd = open(path, O_RDONLY | O_CLOEXEC);
+    return input->fd >= 0 ? 0 : io_error(input, error);
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -385,7 +400,7 @@ static int open_root(struct pd_input *input, const char *path, struct packd_erro
         return input->walk ? 0 : PACKD_EIO;
     }
     input->path = strdup("stdin");
-    input->file = stdin;
+    input->fd = STDIN_FILENO;
     input->kind = KIND_LINES;
     input->counts.files = 1;
     return input->path ? 0 : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");
@@ -398,6 +413,8 @@ int pd_input_open(const char *path, const struct pd_reader_options *options, str
     if (!input)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a reader");
     input->skip_bad = options->skip_bad;
+    input->stop = options->stop;
+    input->fd = -1;
     input->chunk = malloc(CHUNK_BYTES);
     int rc = input->chunk ? pd_record_init(&input->record, options->field, error)
                           : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");

@@ -13,6 +13,8 @@
 
 #include "client/include/packd.h"
 
+#include <signal.h>
+
 #define PD_READER_LINE_MAX_BYTES (1u << 30)
 
 struct pd_reader_options {
@@ -20,6 +22,8 @@ struct pd_reader_options {
      * input_ids, text, content, else all its strings in document order. */
     const char *field;
     bool skip_bad; /* count bad records instead of failing */
+    /* Set by a signal handler: a read that waits then ends with PACKD_ECANCELED. NULL: none. */
+    const volatile sig_atomic_t *stop;
 };
 
 struct pd_reader_counts {
