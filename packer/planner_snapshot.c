@@ -443,9 +443,10 @@ int pd_planner_restore(const void *data, size_t size, struct pd_planner **planne
     struct pd_reader reader = pd_reader_of(data, size);
     struct pd_rules rules = {0};
     *planner = NULL;
-    if (pd_reader_u32(&reader) != SNAPSHOT_MAGIC || reader.failed)
-        return pd_error_set(error, PD_ECORRUPT, "SNAPSHOT", "these bytes are no planner snapshot");
+    uint32_t magic = pd_reader_u32(&reader);
     uint32_t version = pd_reader_u32(&reader);
+    if (magic != SNAPSHOT_MAGIC || reader.failed)
+        return pd_error_set(error, PD_ECORRUPT, "SNAPSHOT", "these bytes are no planner snapshot");
     if (version != PD_PLANNER_VERSION)
         return pd_error_set(error, PD_EMISMATCH, "PLANNER_VERSION",
                             "the snapshot is of planner version %u, this is version %u", version,

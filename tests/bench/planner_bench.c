@@ -1,9 +1,9 @@
 /* The packing table: fill of the planner beside whole-set best-fit-decreasing and the arithmetic ceiling, and what a decision costs.
  *
- *   planner_bench [--json] [--samples N] [--window W] [--rate-only] [--data DIR]
+ *   planner_bench [--json] [--samples N] [--window W] [--rate-only] [--fill-only] [--data DIR]
  *
  * Laws and lists: see laws[] and the length lists in DIR. Fill counts packs made before the end of the feed (steady state): used slots over
- * slots. Rates are decisions only, no token is touched, the best of RUNS runs. Exits 1 where a row misses its budget: the smaller of 99.9 %
+ * slots. Rates are decisions only, no token is touched, the best of several runs. Exits 1 where a row misses its budget: the smaller of 99.9 %
  * and the ceiling less 0.05 points where the mean is below a quarter of a pack, else whole-set BFD less 0.3 points; and 20 million samples a
  * second on the log-normal law. One thread, floating point only for making lengths. */
 #include "base/check.h"
@@ -22,7 +22,7 @@
 #define RATE_BUDGET_M 20.0
 
 struct options {
-    bool json, rate_only;
+    bool json, rate_only, fill_only;
     uint32_t samples, window;
     const char *data_dir;
 };
@@ -318,8 +318,10 @@ static void add_laws(struct table *table)
     const struct options *options = table->options;
     for (size_t i = 0; i < PD_COUNT_OF(laws) && !(options->rate_only && i > 0); i++) {
         struct lengths lengths = lengths_of_law(&laws[i], options->samples, 8192);
-        struct row row = measure(laws[i].name, lengths, 8192, options->window, i == 0 ? RATE_RUNS : 1);
-        if (i == 0)
+        bool rate = i == 0 && !options->fill_only;
+        struct row row =
+            measure(laws[i].name, lengths, 8192, options->window, rate ? RATE_RUNS : 1);
+        if (rate)
             row.ok = row.ok && row.rate_m >= RATE_BUDGET_M;
         add_row(table, &row);
         free(lengths.value);
@@ -342,7 +344,7 @@ static void add_lists(struct table *table)
             continue;
         }
         struct row row = measure(lists[i].name, lengths, lists[i].seq_len,
-                                 table->options->window, RUNS);
+                                 table->options->window, table->options->fill_only ? 1 : RUNS);
         add_row(table, &row);
         free(lengths.value);
     }
@@ -357,6 +359,8 @@ static struct options parse(int argc, char **argv)
             options.json = true;
         else if (strcmp(argv[i], "--rate-only") == 0)
             options.rate_only = true;
+        else if (strcmp(argv[i], "--fill-only") == 0)
+            options.fill_only = true;
         else if (strcmp(argv[i], "--samples") == 0 && ++i)
             options.samples = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(argv[i], "--window") == 0 && ++i)
