@@ -210,6 +210,10 @@ static int map_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,
                                pd_log_key_head(number, lane, block), &content, NULL);
     if (!rc)
         rc = pd_block_head_map(head, content.at, pd_reader_left(&content));
+    if (!rc && (head->feed != number || head->lane != lane)) {
+        pd_block_head_fini(head);
+        rc = PD_ECORRUPT;
+    }
     if (!rc)
         head->position = block;
     return rc;
@@ -236,7 +240,7 @@ int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block
         reader->head_count++;
     }
     *out = slot->head;
-    return 0;
+    return slot->head->feed == pd_log_feed_number(reader->log, feed) ? 0 : PD_ENOTFOUND;
 }
 
 /* ---- bodies ---- */

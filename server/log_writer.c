@@ -309,6 +309,12 @@ int pd_log_next_head(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t 
             pd_error_set(error, rc, rc == PD_ECORRUPT ? "LOG_DAMAGED" : "NO_MEMORY",
                          "the head of block %llu cannot be read", (unsigned long long)position);
     }
+    if (!rc && (head->feed != feed || head->lane != lane)) {
+        pd_block_head_fini(head);
+        rc = pd_error_set(error, PD_ECORRUPT, "LOG_DAMAGED",
+                          "the head of block %llu belongs to another lane",
+                          (unsigned long long)position);
+    }
     if (!rc)
         head->position = position;
     mdb_cursor_close(cursor);

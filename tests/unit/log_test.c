@@ -1,0 +1,376 @@
+/* The log itself: identity, lock, formats, transactions, bodies across pieces, readers, snapshots, damage. */
+#include "tests/unit/sequencer_case.h"
+
+#include "base/check.h"
+
+#include <fcntl.h>
+#include <lmdb.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct pd_log *open_log(const char *dir, enum pd_durability durability)
+{
+    struct pd_log_options options = {.path = dir, .max_bytes = 64u << 20, .durability = durability};
+    struct pd_log *log = NULL;
+    struct pd_error error = {0};
+    if (pd_log_open(&options, &log, &error) != 0)
+        fail_msg("open: %s: %s", error.reason, error.text);
+    return log;
+}
+
+static int try_open(const char *dir, struct pd_error *error)
+{
+    struct pd_log_options options = {.path = dir, .max_bytes = 64u << 20, .durability = PD_DURABILITY_FSYNC};
+    struct pd_log *log = NULL;
+    int rc = pd_log_open(&options, &log, error);
+    if (rc == 0)
+        pd_log_close(log);
+    return rc;
+}
+
+static void begin(struct pd_log *log)
+{
+    struct pd_error error;
+    assert_int_equal(pd_log_begin(log, &error), 0);
+}
+
+static void commit(struct pd_log *log)
+{
+    struct pd_error error;
+    assert_int_equal(pd_log_commit(log, &error), 0);
+}
+
+static void test_reopen(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    char id[33];
+    struct pd_error error = {0};
+    for (int durability = 0; durability < 2; durability++) {
+        seq_case_dir(&c, "reopen");
+        struct pd_log *log = open_log(c.dir, (enum pd_durability)durability);
+        snprintf(id, sizeof id, "%s", pd_log_id(log));
+        assert_int_equal(strlen(id), 32);
+        assert_int_equal(strspn(id, "0123456789abcdef"), 32);
+        assert_int_equal(pd_log_incarnation(log), 1);
+        uint64_t next = pd_log_next_position(log);
+        struct pd_buf body = {0};
+        pd_buf_put_u32(&body, 42);
+        begin(log);
+        assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 3, &body, &error), 0);
+        assert_int_equal(pd_log_next_position(log), next + 1);
+        assert_true(pd_log_written_bytes(log) > 0);
+        pd_log_abort(log);
+        assert_int_equal(pd_log_next_position(log), next); /* positions of an undone group are used again */
+        begin(log);
+        assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 3, &body, &error), 0);
+        commit(log);
+        pd_log_close(log);
+        log = open_log(c.dir, (enum pd_durability)durability);
+        assert_string_equal(pd_log_id(log), id);
+        assert_int_equal(pd_log_incarnation(log), 2);
+        assert_int_equal(pd_log_next_position(log), next + 1);
+        pd_log_close(log);
+        pd_buf_fini(&body);
+    }
+    char other[33];
+    seq_case_dir(&c, "other");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    snprintf(other, sizeof other, "%s", pd_log_id(log));
+    assert_string_not_equal(other, id);
+    pd_log_close(log);
+}
+
+static void test_two_opens(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    seq_case_dir(&c, "two");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    char pid[32];
+    snprintf(pid, sizeof pid, "process %ld", (long)getpid());
+    assert_int_equal(try_open(c.dir, &error), PD_EEXIST);
+    assert_string_equal(error.reason, "LOG_IN_USE");
+    assert_non_null(strstr(error.text, pid));
+    assert_non_null(strstr(error.text, c.dir));
+    pd_log_close(log);
+    assert_int_equal(try_open(c.dir, &error), 0);
+}
+
+static void test_bad_places(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    char path[600];
+    seq_case_dir(&c, "bad");
+    snprintf(path, sizeof path, "%s/no/such", c.dir);
+    assert_int_equal(try_open(path, &error), PD_EIO);
+    assert_non_null(strstr(error.text, path));
+    /* a file that is no log */
+    snprintf(path, sizeof path, "%s/data.mdb", c.dir);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    for (int i = 0; i < 4096; i++)
+        assert_int_equal(write(fd, "no log", 6), 6);
+    close(fd);
+    assert_int_equal(try_open(c.dir, &error), PD_EMISMATCH);
+    assert_string_equal(error.reason, "LOG_FORMAT");
+}
+
+/* A value in the table of meta data, sealed or not, through LMDB itself. */
+static void put_meta(const char *dir, const char *name, void *data, size_t size)
+{
+    MDB_env *env;
+    MDB_txn *txn;
+    MDB_dbi dbi;
+    MDB_val key = {strlen(name), (void *)(uintptr_t)name}, value = {size, data};
+    assert_int_equal(mdb_env_create(&env), 0);
+    assert_int_equal(mdb_env_set_maxdbs(env, 16), 0);
+    assert_int_equal(mdb_env_open(env, dir, 0, 0600), 0);
+    assert_int_equal(mdb_txn_begin(env, NULL, 0, &txn), 0);
+    assert_int_equal(mdb_dbi_open(txn, "meta", 0, &dbi), 0);
+    assert_int_equal(mdb_put(txn, dbi, &key, &value, 0), 0);
+    assert_int_equal(mdb_txn_commit(txn), 0);
+    mdb_env_close(env);
+}
+
+static void test_damaged_identity(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    seq_case_dir(&c, "identity");
+    pd_log_close(open_log(c.dir, PD_DURABILITY_PROCESS));
+    uint8_t garbage[36] = {9};
+    put_meta(c.dir, "log", garbage, sizeof garbage);
+    assert_int_equal(try_open(c.dir, &error), PD_ECORRUPT);
+    assert_non_null(strstr(error.text, "'meta'"));
+}
+
+static void test_truncated(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    char path[600];
+    seq_case_dir(&c, "cut");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    struct pd_buf row = {0};
+    for (int i = 0; i < 100000; i++)
+        pd_buf_put_u32(&row, (uint32_t)i);
+    begin(log);
+    assert_int_equal(pd_log_put_row(log, PD_TABLE_STREAMS, 1, 0, &row, &error), 0);
+    commit(log);
+    pd_log_close(log);
+    pd_buf_fini(&row);
+    snprintf(path, sizeof path, "%s/data.mdb", c.dir);
+    assert_int_equal(truncate(path, 8 * 4096), 0);
+    assert_int_equal(try_open(c.dir, &error), PD_ECORRUPT);
+    assert_string_equal(error.reason, "LOG_TRUNCATED");
+}
+
+/* ---- blocks ---- */
+
+static struct pd_block *big_block(const struct seq_stream *stream, uint32_t cuts)
+{
+    static const uint32_t lengths[] = {3, 300000, 1, 500000, 262140, 262140, 7};
+    struct seq_block_spec spec = {.count = PD_COUNT_OF(lengths), .lengths = lengths, .labels = true, .cuts = cuts};
+    return seq_block(stream, &spec);
+}
+
+static void append(struct pd_log *log, struct pd_block *block)
+{
+    struct pd_error error = {0};
+    uint64_t used = pd_log_used_now_bytes(log), most = pd_log_block_bytes(block);
+    if (pd_log_append_block(log, block, &error) != 0)
+        fail_msg("append: %s", error.text);
+    assert_true(pd_log_used_now_bytes(log) - used <= most);
+}
+
+/* Bodies of several pieces, cut anywhere on the way in, read back at any place. */
+static void test_bodies(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct seq_stream stream = {.name = "big"};
+    static const uint32_t cuts[] = {0, 999983, 1u << 20, 4096, 77777};
+    struct pd_block *blocks[PD_COUNT_OF(cuts)];
+    seq_case_dir(&c, "bodies");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    struct pd_log_reader *reader;
+    assert_int_equal(pd_log_reader_new(log, &reader, &error), 0);
+    begin(log);
+    for (size_t i = 0; i < PD_COUNT_OF(cuts); i++) {
+        blocks[i] = big_block(&stream, cuts[i]);
+        append(log, blocks[i]);
+    }
+    const struct pd_block_head *head;
+    uint64_t position = blocks[0]->head.position;
+    assert_int_equal(pd_log_reader_begin(reader), 0);
+    assert_int_equal(pd_log_read_head(reader, 0, position, &head), PD_ENOTFOUND); /* not committed */
+    pd_log_reader_end(reader);
+    commit(log);
+    assert_int_equal(pd_log_reader_begin(reader), 0);
+    for (size_t i = 0; i < PD_COUNT_OF(cuts); i++) {
+        const struct pd_block_head *wanted = &blocks[i]->head;
+        const struct pd_block_head *again;
+        assert_int_equal(pd_log_read_head(reader, 0, wanted->position, &head), 0);
+        assert_int_equal(pd_log_read_head(reader, 0, wanted->position, &again), 0);
+        assert_ptr_equal(head, again);
+        assert_int_equal(head->count, wanted->count);
+        assert_int_equal(head->position, wanted->position);
+        assert_int_equal(pd_log_read_head(reader, 1, wanted->position, &head), PD_ENOTFOUND);
+        head = again;
+        struct pd_bodies bodies;
+        pd_log_bodies(reader, 0, &bodies, &error);
+        for (uint32_t s = 0; s < head->count; s++) {
+            uint32_t length = head->lengths[s], part = length > 2 ? length / 3 : 0;
+            struct pd_segment segment = {.block = wanted->position,
+                                         .index = s,
+                                         .seq = s,
+                                         .sample_tokens = length,
+                                         .offset_tokens = part,
+                                         .length_tokens = length - part};
+            int32_t *tokens = malloc(length * 4ull);
+            bool has = false;
+            assert_non_null(tokens);
+            assert_int_equal(bodies.labels(bodies.ctx, &segment, tokens, &has), 0);
+            assert_true(has);
+            assert_int_equal(tokens[0], seq_token("big", s, part) + 1);
+            assert_int_equal(bodies.tokens(bodies.ctx, &segment, tokens), 0);
+            for (uint32_t t = part; t < length; t += 1 + length / 100)
+                assert_int_equal(tokens[t - part], seq_token("big", s, t));
+            assert_int_equal(tokens[length - part - 1], seq_token("big", s, length - 1));
+            segment.offset_tokens = 0;
+            segment.length_tokens = length;
+            assert_int_equal(bodies.tokens(bodies.ctx, &segment, tokens), 0);
+            assert_int_equal(tokens[length - 1], seq_token("big", s, length - 1));
+            segment.sample_tokens++; /* a plan that does not belong to this block */
+            assert_int_equal(bodies.tokens(bodies.ctx, &segment, tokens), PD_ECORRUPT);
+            free(tokens);
+        }
+        uint8_t byte;
+        assert_int_equal(pd_log_read_body(reader, wanted->position, wanted->body_bytes - 1, 1, &byte), 0);
+        assert_int_equal(pd_log_read_body(reader, wanted->position, wanted->body_bytes, 1, &byte), PD_ECORRUPT);
+        blocks[i]->release(blocks[i]);
+    }
+    assert_int_equal(pd_log_read_head(reader, 0, 999999, &head), PD_ENOTFOUND);
+    pd_log_reader_end(reader);
+    pd_log_reader_free(reader);
+    pd_log_close(log);
+    assert_int_equal(seq_blocks_alive(), 0);
+}
+
+/* ---- snapshots, rows, records ---- */
+
+static void put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position, size_t size)
+{
+    struct pd_error error;
+    struct pd_buf data = {0};
+    for (size_t i = 0; i < size; i++)
+        pd_buf_put_u8(&data, (uint8_t)(i * 7 + position));
+    assert_int_equal(pd_log_put_snapshot(log, feed, position, &data, &error), 0);
+    pd_buf_fini(&data);
+}
+
+static void get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint64_t position, size_t size)
+{
+    struct pd_error error;
+    struct pd_buf data = {0};
+    uint64_t found = 0;
+    int rc = pd_log_get_snapshot(log, feed, before, &found, &data, &error);
+    assert_int_equal(rc, position ? 0 : PD_ENOTFOUND);
+    assert_int_equal(found, position);
+    assert_int_equal(data.size_bytes, size);
+    for (size_t i = 0; i < size; i++)
+        assert_int_equal(data.data[i], (uint8_t)(i * 7 + position));
+    pd_buf_fini(&data);
+}
+
+static void test_snapshots(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error;
+    seq_case_dir(&c, "snapshots");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    begin(log);
+    get_snapshot(log, 1, UINT64_MAX, 0, 0);
+    put_snapshot(log, 1, 10, 3u << 20);
+    put_snapshot(log, 0, 50, 10);
+    put_snapshot(log, 2, 50, 10);
+    put_snapshot(log, 1, 20, 100);
+    put_snapshot(log, 1, 30, (1u << 20) + 5);
+    commit(log);
+    begin(log);
+    get_snapshot(log, 1, UINT64_MAX, 30, (1u << 20) + 5);
+    get_snapshot(log, 1, 30, 20, 100);
+    get_snapshot(log, 1, 20, 10, 3u << 20);
+    get_snapshot(log, 1, 10, 0, 0);
+    get_snapshot(log, 2, UINT64_MAX, 50, 10);
+    put_snapshot(log, 1, 30, 5); /* fewer pieces at the same place */
+    get_snapshot(log, 1, UINT64_MAX, 30, 5);
+    uint64_t used = pd_log_used_now_bytes(log);
+    assert_int_equal(pd_log_drop_snapshots(log, 1, 2, &error), 0);
+    assert_true(pd_log_used_now_bytes(log) + (2u << 20) < used);
+    get_snapshot(log, 1, UINT64_MAX, 30, 5);
+    get_snapshot(log, 1, 30, 20, 100);
+    get_snapshot(log, 1, 20, 0, 0);
+    get_snapshot(log, 0, UINT64_MAX, 50, 10);
+    commit(log);
+    pd_log_close(log);
+}
+
+static int count_record(void *ctx, const struct pd_record *record)
+{
+    uint64_t *seen = ctx;
+    assert_int_equal(record->position, seen[0]++);
+    assert_int_equal(record->type, PD_RECORD_FLUSH);
+    assert_int_equal(record->size_bytes, 8);
+    return record->position == seen[1] ? PD_EEND : 0;
+}
+
+static void test_records(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error;
+    seq_case_dir(&c, "records");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    struct pd_buf body = {0};
+    pd_buf_put_u64(&body, 1);
+    uint64_t first = pd_log_next_position(log);
+    begin(log);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 0, &body, &error), 0);
+    uint64_t seen[2] = {first, 0};
+    assert_int_equal(pd_log_scan_records(log, 0, count_record, seen, &error), 0);
+    assert_int_equal(seen[0], first + 1000);
+    seen[0] = first + 500;
+    seen[1] = first + 600;
+    assert_int_equal(pd_log_scan_records(log, first + 500, count_record, seen, &error), PD_EEND);
+    assert_int_equal(seen[0], first + 601);
+    commit(log);
+    pd_buf_fini(&body);
+    pd_log_close(log);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
