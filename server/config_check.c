@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define UNIX_PATH_MAX 107u
+
 static int contradiction(struct pd_error *error, const char *reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -37,7 +39,7 @@ static int not_offered(struct pd_error *error, const char *key_value, const char
 static bool address_is_good(const char *address, bool unix_allowed)
 {
     if (strncmp(address, "unix:", 5) == 0)
-        return unix_allowed && address[5] != '\0' && strlen(address + 5) < 108;
+        return unix_allowed && address[5] != '\0';
     const char *colon = strrchr(address, ':');
     if (!colon || colon == address || strlen(address) > 255)
         return false;
@@ -49,6 +51,9 @@ static int check_addresses(const struct pd_config *config, struct pd_error *erro
 {
     for (uint32_t i = 0; i < config->listen_count; i++) {
         const char *address = config->listen[i];
+        if (strncmp(address, "unix:", 5) == 0 && strlen(address + 5) > UNIX_PATH_MAX)
+            return contradiction(error, "BAD_ADDRESS", "listen: '%.160s' has a path of %zu bytes; the system takes %u",
+                                 address, strlen(address + 5), UNIX_PATH_MAX);
         if (!address_is_good(address, true))
             return contradiction(error, "BAD_ADDRESS",
                                  "listen: '%.80s' is not an address; expected host:port or unix:/path", address);

@@ -31,8 +31,9 @@ def wait_for(what, condition, deadline_s=DEADLINE_S):
 
 
 def scratch():
-    """A directory for one test; short, because Unix socket names are."""
-    return tempfile.mkdtemp(prefix="packd-", dir=os.environ.get("TEST_TMPDIR"))
+    """A directory for one test; short, because Unix socket names are: Bazel's own may be too long for one."""
+    directory = os.environ.get("TEST_TMPDIR")
+    return tempfile.mkdtemp(prefix="packd-", dir=directory if directory and len(directory) < 60 else "/tmp")
 
 
 class Daemon:

@@ -214,6 +214,10 @@ static void test_rules_across_keys(void **state)
     (void)state;
     refused("listen: [nonsense]\n", PD_EINVAL, "listen: 'nonsense' is not an address");
     refused("listen: ['a:1', 'a:1']\n", PD_EINVAL, "there twice");
+    refused("listen: ['unix:/123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012"
+            "34567890']\n",
+            PD_EINVAL, "has a path of 111 bytes; the system takes 107");
+    refused("listen: ['unix:']\n", PD_EINVAL, "not an address");
     refused("listen: ['a:65536']\n", PD_EINVAL, "not an address");
     refused("http: 'unix:/x'\n", PD_EINVAL, "http: 'unix:/x' is not an address");
     refused("feeds: [{name: a}, {name: a}]\n", PD_EINVAL, "feeds[0] and feeds[1] are both called 'a'");
