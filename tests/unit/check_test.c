@@ -290,6 +290,7 @@ static void test_places(void **state)
             3); /* C.2.17: a zero-length segment */
     MUTATED("cu_seqlens", int32_t, 3, 9, false, PD_CHECK_CU_SEQLENS, 0,
             5); /* C.1.2: across the row's end */
+    MUTATED("seq_lens", int32_t, 0, 2, false, PD_CHECK_SEQ_LENS, 0, 0);
     MUTATED("seq_lens", int32_t, 1, 3, false, PD_CHECK_SEQ_LENS, 0, 3);
     MUTATED("sample_index", int32_t, 2, 2, false, PD_CHECK_SAMPLE_INDEX, 0, 5);
     MUTATED("cu_seqlens_real", int32_t, 2, 8, false, PD_CHECK_MEGATRON, 0, 7);
@@ -451,6 +452,96 @@ static void test_width(void **state)
     case_free(c);
 }
 
+/* The least width of the list, not just any of it. */
+static void test_width_of_list(void **state)
+{
+    (void)state;
+    struct layout_case *c = case_new();
+    c->rules.seq_len = 24;
+    c->rules.width_count = 2;
+    c->rules.widths[0] = 8;
+    c->rules.widths[1] = 16;
+    case_put(c, 0, case_sample(c, 5, 0, 1, NULL, NULL, 0), 0, 5, 0, 1);
+    struct pd_check_finding finding;
+    for (uint32_t width = 8; width <= 24; width += 8) {
+        c->width = width;
+        c->rules.width = PD_WIDTH_STEP;
+        assert_int_equal(case_build(c, NULL), 0);
+        assert_int_equal(check(c, true, &finding), 0);
+        c->rules.width = PD_WIDTH_BATCH;
+        assert_int_equal(check(c, true, &finding), width == 8 ? 0 : PD_ECORRUPT);
+    }
+    case_free(c);
+}
+
+/* Gaps hide a planned length that differs, and a slot that could be shorter. */
+static void test_plan_behind_gaps(void **state)
+{
+    (void)state;
+    struct layout_case *c = case_new();
+    c->rules.seg_align = c->rules.total_align = 4;
+    case_put(c, 0, case_sample(c, 3, 0, 1, NULL, NULL, 0), 0, 3, 0, 1);
+    assert_int_equal(case_build(c, NULL), 0);
+    struct pd_segment *segment = &c->packs[0].segments[0];
+    segment->length_tokens = 4;
+    expect_finding(c, true, PD_CHECK_PLAN, 0, 0);
+    segment->length_tokens = 3;
+    segment->slot_tokens = 8;
+    expect_finding(c, true, PD_CHECK_PLAN, 0, 0);
+    segment->slot_tokens = 4;
+    case_put(c, 0, 0, 0, 3, 0, 1); /* planned, but not there */
+    expect_finding(c, true, PD_CHECK_PLAN, 0, 0);
+    case_free(c);
+}
+
+/* Two targets of a segment agree on a weight that is none. */
+static void test_bad_weights_alike(void **state)
+{
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -1};
+    for (size_t i = 0; i < PD_COUNT_OF(bad); i++) {
+        struct layout_case *c = two_rows();
+        float *weights = case_array(c, "loss_weight");
+        weights[1] = weights[2] = bad[i];
+        expect_finding(c, false, PD_CHECK_LOSS_WEIGHT, 0, 1);
+        case_free(c);
+    }
+}
+
+/* Padding before a sample: each array is sound in itself. */
+static void test_padding_first(void **state)
+{
+    (void)state;
+    struct layout_case *c = case_new();
+    case_put(c, 0, case_sample(c, 5, 10, 1, NULL, NULL, 0), 0, 5, 0, 1);
+    assert_int_equal(case_build(c, NULL), 0);
+    forget_digests(c);
+    memcpy(case_array(c, "tokens"), (int32_t[]){0, 0, 0, 10, 11, 12, 13, 14}, 32);
+    memcpy(case_array(c, "positions"), (int32_t[]){0, 1, 2, 0, 1, 2, 3, 4}, 32);
+    memcpy(case_array(c, "segment_ids"), (int32_t[]){0, 0, 0, 1, 1, 1, 1, 1}, 32);
+    memcpy(case_array(c, "labels"), (int32_t[]){-100, -100, -100, -100, 11, 12, 13, 14}, 32);
+    memcpy(case_array(c, "loss_weight"), (float[]){0, 0, 0, 0, 1, 1, 1, 1}, 32);
+    memcpy(case_array(c, "cu_seqlens"), (int32_t[]){0, 3, 8}, 12);
+    memcpy(case_array(c, "seq_lens"), (int32_t[]){0, 5}, 8);
+    memcpy(case_array(c, "sample_index"), (int32_t[]){-1, 0}, 8);
+    expect_finding(c, true, PD_CHECK_SEQ_LENS, 0, 3);
+    case_free(c);
+}
+
+/* An empty entry of the pair where only fixed_segments may have one. */
+static void test_pair_too_long(void **state)
+{
+    (void)state;
+    struct layout_case *c = two_rows();
+    c->rules.fixed_segments = c->batch.segment_count;
+    assert_int_equal(case_build(c, NULL), 0);
+    struct pd_check_finding finding;
+    assert_int_equal(check(c, true, &finding), 0);
+    c->rules.fixed_segments = 0;
+    expect_finding(c, true, PD_CHECK_MEGATRON, 0, 0);
+    case_free(c);
+}
+
 static void test_bytes_between_arrays(void **state)
 {
     (void)state;
@@ -498,6 +589,11 @@ int main(void)
         cmocka_unit_test(test_bytes_between_arrays),
         cmocka_unit_test(test_misaligned_payload),
         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_width_of_list),
+        cmocka_unit_test(test_plan_behind_gaps),
+        cmocka_unit_test(test_bad_weights_alike),
+        cmocka_unit_test(test_padding_first),
+        cmocka_unit_test(test_pair_too_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
