@@ -54,10 +54,11 @@ class Daemon:
         ports = os.path.join(self.directory, "ports.json")
         if os.path.exists(ports):
             os.unlink(ports)
-        self.process = subprocess.Popen(
-            [PACKD, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
-             os.path.join(self.directory, "data"), "--ports-file", ports, *self.arguments],
-            stderr=open(self.stderr_path, "ab"), stdin=subprocess.DEVNULL, env={**os.environ, **self.environment})
+        with open(self.stderr_path, "ab") as stderr:
+            self.process = subprocess.Popen(
+                [PACKD, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
+                 os.path.join(self.directory, "data"), "--ports-file", ports, *self.arguments],
+                stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment})
         wait_for("the daemon listens", lambda: os.path.exists(ports) or self.process.poll() is not None)
         if self.process.poll() is not None:
             raise AssertionError(f"packd exited with {self.process.returncode}:\n{self.log()}")
