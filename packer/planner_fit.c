@@ -4,15 +4,17 @@
  * holds the oldest sample of the window, or that sample is younger than the solver's age: nothing starves. It never looks outside
  * the window.
  *
- * `exact` goes by the mean number of samples a pack:
- *   4 and more   body in order of arrival, then an exact finish by the largest fit or a pair that fills the rest to the token
- *   more than 2  the solver
- *   about 2      the oldest, then the largest that fits, and again: large samples must not meet small ones two at a time */
+ * `exact` goes by the lengths of recent samples:
+ *   hardly vary, 2 to 8 a pack   the solver: which sizes share a pack decides how many fit
+ *   about 2 a pack               the oldest, then the largest that fits, and again: a large sample must not meet two small ones
+ *   all else                     body in order of arrival, then an exact finish by the largest fit or a pair that fills the rest
+ *                                to the token */
 #include "packer/planner_fit.h"
 
 #include "base/check.h"
 
 #define PAIR_TRIES 64
+#define PAIR_TRIES_FEW 256 /* with less than four samples a pack: chances are fewer, and there is time */
 #define PATCH_TRIES 64
 
 struct fit {
@@ -88,7 +90,7 @@ static bool take_pair(struct fit *fit, uint32_t a, uint32_t b)
 }
 
 /* Two sizes that fill the rest exactly: from the largest that leaves room for the smallest, down to the half. */
-static bool finish_pair(struct fit *fit)
+static bool finish_pair(struct fit *fit, uint32_t tries)
 {
     if (fit->segments < 2)
         return false;
@@ -96,7 +98,7 @@ static bool finish_pair(struct fit *fit)
     if (smallest == PD_BITS_NONE || smallest >= fit->keys)
         return false;
     uint32_t a = pd_bits_at_most(&fit->window->sizes, fit->keys - smallest);
-    for (uint32_t tries = 0; tries < PAIR_TRIES && a != PD_BITS_NONE && 2 * a >= fit->keys; tries++) {
+    for (; tries > 0 && a != PD_BITS_NONE && 2 * a >= fit->keys; tries--) {
         uint32_t b = fit->keys - a;
         if (pd_window_first(fit->window, b) != PD_SLOT_NONE && take_pair(fit, a, b))
             return true;
@@ -121,7 +123,7 @@ static void take_body(struct fit *fit, uint32_t rest)
     }
 }
 
-static void fit_pairs(struct fit *fit)
+static void fit_pairs(struct fit *fit, uint32_t tries)
 {
     uint32_t mean = pd_window_mean(fit->window), half = fit->window->key_max / 2;
     take_body(fit, mean > half / 3 ? half : 3 * mean);
@@ -130,7 +132,7 @@ static void fit_pairs(struct fit *fit)
         if (slot == PD_SLOT_NONE)
             return;
         bool exact = fit->window->nodes[slot].key == fit->keys;
-        if (!exact && finish_pair(fit))
+        if (!exact && finish_pair(fit, tries))
             return;
         take(fit, slot);
     }
@@ -166,21 +168,26 @@ static void fit_sequential(struct fit *fit)
         take(fit, fit->window->oldest);
 }
 
-/* By the mean size m of recent samples against the pack's size L: 4m <= L, below 15/32 L, above. The solver knows no patches. */
+/* Standard deviation below a quarter of the mean, and fewer than eight a pack. */
+static bool sizes_matter(const struct pd_window *window)
+{
+    unsigned __int128 square = (unsigned __int128)window->mean_fixed * window->mean_fixed >> 16;
+    return 16 * (unsigned __int128)window->square_fixed < 17 * square &&
+           8 * window->mean_fixed > (uint64_t)window->key_max << 16;
+}
+
 static void fit_exact(struct fit *fit, struct pd_solver *solver)
 {
     uint64_t mean = fit->window->mean_fixed, pack = (uint64_t)fit->window->key_max << 16;
-    bool pairs = 4 * mean <= pack;
-    bool best = !pairs && (32 * mean >= 15 * pack || fit->rules->patches_max > 0);
-    if (!pairs && !best) {
+    if (fit->rules->patches_max == 0 && sizes_matter(fit->window)) {
         fit_solver(fit, solver);
         return;
     }
     pd_solver_void(solver);
-    if (pairs)
-        fit_pairs(fit);
-    else
+    if (32 * mean >= 15 * pack)
         fit_best(fit);
+    else
+        fit_pairs(fit, 4 * mean <= pack ? PAIR_TRIES : PAIR_TRIES_FEW);
 }
 
 int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct pd_solver *solver,

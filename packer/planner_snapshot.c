@@ -201,6 +201,7 @@ static void put_window(struct pd_buf *buf, const struct pd_window *window, bool 
     put(buf, window->count);
     put(buf, window->entered);
     put(buf, window->mean_fixed);
+    put(buf, window->square_fixed);
     for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
         put_entry(buf, &window->entries[slot]);
         put(buf, pd_window_age(window, slot));
@@ -213,8 +214,12 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
                        struct pd_window *window)
 {
     uint32_t count = get32(reader);
-    uint64_t entered = get(reader), mean = get(reader), last = UINT64_MAX;
-    expect(reader, count <= window->capacity && mean <= (uint64_t)window->key_max << 16);
+    uint64_t last = UINT64_MAX, key_max = window->key_max;
+    uint64_t entered = get(reader);
+    uint64_t mean = get(reader);
+    uint64_t square = get(reader);
+    expect(reader, count <= window->capacity && mean <= key_max << 16 &&
+                       square <= key_max * key_max << 16);
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         uint32_t slot = pd_window_slot(window);
         struct pd_entry *entry = &window->entries[slot];
@@ -233,6 +238,7 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
     }
     window->entered = entered;
     window->mean_fixed = mean;
+    window->square_fixed = square;
 }
 
 static void get_solver(struct pd_reader *reader, const struct pd_rules *rules,

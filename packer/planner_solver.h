@@ -1,6 +1,6 @@
-/* Best-fit-decreasing over the window, for laws of two to four samples a pack.
+/* Best-fit-decreasing over the window, for lengths that hardly vary.
  *
- * Where few samples share a pack, picking the best next one pack at a time wastes the small ones. So the whole window is packed on paper,
+ * Where they do not, no pair fills the rest exactly, and picking the best next one pack at a time wastes the small ones. So the whole window is packed on paper,
  * and the fullest of those packs leaves; a paper is good for a few packs, then it is drawn up again with what has entered since. A sample
  * older than PD_SOLVER_AGE windows goes first whatever its pack looks like. O(W) a paper, O(W + L) memory. Planner's thread. */
 #ifndef PD_PACKER_PLANNER_SOLVER_H

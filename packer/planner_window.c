@@ -95,15 +95,13 @@ static void fifo_unlink(struct pd_window *window, uint32_t slot)
         pd_bits_clear(&window->sizes, node->key);
 }
 
-/* An exact mean of the first 2^MEAN_SHIFT keys, an exponential one afterwards. */
-static void mean_update(struct pd_window *window, uint32_t key)
+/* An exact mean of the first 2^MEAN_SHIFT values, an exponential one afterwards. */
+static uint64_t mean_of(uint64_t mean_fixed, uint64_t value, uint64_t before)
 {
-    int64_t change = ((int64_t)key << 16) - (int64_t)window->mean_fixed;
-    if (window->entered >> MEAN_SHIFT)
-        window->mean_fixed = (uint64_t)((int64_t)window->mean_fixed + (change >> MEAN_SHIFT));
-    else
-        window->mean_fixed =
-            (uint64_t)((int64_t)window->mean_fixed + change / (int64_t)(window->entered + 1));
+    int64_t change = (int64_t)(value << 16) - (int64_t)mean_fixed;
+    if (before >> MEAN_SHIFT)
+        return mean_fixed + (uint64_t)(change >> MEAN_SHIFT);
+    return mean_fixed + (uint64_t)(change / (int64_t)(before + 1));
 }
 
 void pd_window_insert(struct pd_window *window)
@@ -125,7 +123,9 @@ void pd_window_insert(struct pd_window *window)
     *(window->newest == PD_SLOT_NONE ? &window->oldest : &window->nodes[window->newest].newer) =
         slot;
     window->newest = slot;
-    mean_update(window, key);
+    window->mean_fixed = mean_of(window->mean_fixed, key, window->entered);
+    window->square_fixed =
+        mean_of(window->square_fixed, (uint64_t)key * key, window->entered);
     window->entered++;
     window->count++;
     window->keys += key;

@@ -48,6 +48,7 @@ struct pd_window {
     uint64_t keys, payload_bytes; /* sums over the entries */
     uint64_t entered;             /* entries that ever came in */
     uint64_t mean_fixed;          /* running mean of keys, times 65,536 */
+    uint64_t square_fixed;        /* running mean of their squares, times 65,536 */
 };
 
 /* PD_ENOMEM. align divides seq_len. */

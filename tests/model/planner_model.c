@@ -42,7 +42,7 @@ struct model {
     size_t flush_count, change_count, skip_count;
     uint64_t *flush_made;
     struct bag window, buffer;
-    uint64_t left, entered, packs, mean_fixed;
+    uint64_t left, entered, packs, mean_fixed, square_fixed;
     struct item pending;
     bool has_pending;
     uint32_t split_at, split_repeat, split_part;
@@ -456,15 +456,21 @@ static bool room_for(const struct model *m, uint64_t bytes)
     return m->window.count == 0 || sum <= m->rules.window_bytes;
 }
 
+static uint64_t running_mean(uint64_t mean, int64_t value, uint64_t before)
+{
+    int64_t change = value * 65536 - (int64_t)mean;
+    if (before < 1024)
+        change /= (int64_t)before + 1;
+    else /* rounds down */
+        change = change >= 0 ? change / 1024 : -((-change + 1023) / 1024);
+    return (uint64_t)((int64_t)mean + change);
+}
+
 static void enter(struct model *m, struct item item)
 {
     int64_t key = item.s.slot_tokens / m->rules.seg_align;
-    int64_t change = key * 65536 - (int64_t)m->mean_fixed;
-    if (m->entered < 1024)
-        change /= (int64_t)m->entered + 1;
-    else /* rounds down */
-        change = change >= 0 ? change / 1024 : -((-change + 1023) / 1024);
-    m->mean_fixed = (uint64_t)((int64_t)m->mean_fixed + change);
+    m->mean_fixed = running_mean(m->mean_fixed, key, m->entered);
+    m->square_fixed = running_mean(m->square_fixed, key * key, m->entered);
     item.entered = m->entered++;
     item.bin = -1;
     bag_add(&m->window, &item);
@@ -709,7 +715,7 @@ static long of_size(const struct model *m, uint64_t slot, int nth)
     return -1;
 }
 
-static bool exact_pair(struct model *m, struct room *room, struct pd_pack *pack)
+static bool exact_pair(struct model *m, struct room *room, struct pd_pack *pack, int most_tries)
 {
     uint64_t smallest = UINT64_MAX;
     for (size_t i = 0; i < m->window.count; i++)
@@ -718,7 +724,7 @@ static bool exact_pair(struct model *m, struct room *room, struct pd_pack *pack)
     if (room->segments < 2 || smallest >= room->slots)
         return false;
     uint64_t most = room->slots - smallest;
-    for (int tries = 0; tries < TRIES; tries++) {
+    for (int tries = 0; tries < most_tries; tries++) {
         long a = largest(m, most);
         if (a < 0 || 2 * (uint64_t)m->window.item[a].s.slot_tokens < room->slots)
             return false;
@@ -741,7 +747,7 @@ static bool first_fits(const struct model *m, const struct room *room)
            room->segments > 0 && m->window.item[0].s.patches <= room->patches;
 }
 
-static void pairs(struct model *m, struct room *room, struct pd_pack *pack)
+static void pairs(struct model *m, struct room *room, struct pd_pack *pack, int tries)
 {
     uint64_t keys = m->rules.seq_len / m->rules.seg_align, mean = m->mean_fixed >> 16;
     uint64_t rest = 3 * mean < keys / 2 ? 3 * mean : keys / 2;
@@ -758,7 +764,7 @@ static void pairs(struct model *m, struct room *room, struct pd_pack *pack)
         long at = largest_that_fits(m, room);
         if (at < 0)
             return;
-        if (m->window.item[at].s.slot_tokens != room->slots && exact_pair(m, room, pack))
+        if (m->window.item[at].s.slot_tokens != room->slots && exact_pair(m, room, pack, tries))
             return;
         take(m, (size_t)at, room, pack);
     }
@@ -871,6 +877,8 @@ static void fit(struct model *m, struct pd_pack *pack)
     struct room room = {.slots = m->rules.seq_len, .segments = UINT32_MAX, .patches = UINT64_MAX};
     uint64_t keys = m->rules.seq_len / m->rules.seg_align;
     bool small = 4 * m->mean_fixed <= keys << 16, halves = 32 * m->mean_fixed >= 15 * keys << 16;
+    bool even = m->square_fixed * (__int128)16 < ((__int128)m->mean_fixed * m->mean_fixed >> 16) * 17 &&
+                8 * m->mean_fixed > keys << 16;
     if (m->rules.segments_max)
         room.segments = m->rules.segments_max;
     if (m->rules.patches_max)
@@ -890,15 +898,15 @@ static void fit(struct model *m, struct pd_pack *pack)
     case PD_STRATEGY_EXACT:
         break;
     }
-    if (!small && !halves && !m->rules.patches_max) {
+    if (even && !m->rules.patches_max) {
         solved(m, &room, pack);
         return;
     }
     m->paper_left = 0;
-    if (small)
-        pairs(m, &room, pack);
-    else
+    if (halves)
         best_fit(m, &room, pack);
+    else
+        pairs(m, &room, pack, small ? TRIES : 256);
 }
 
 static void flush_over(struct model *m)
