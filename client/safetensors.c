@@ -1,11 +1,11 @@
 /* safetensors files, written and read.
  *
- * Place in the flow: packctl writes each batch it fetches as one file and reads such files back. Blocking
- * file I/O on the caller's thread; no state outside the objects.
+ * Place in the flow: packctl writes each batch it fetches as one file and reads such files back.
+ * Blocking file I/O on the caller's thread; no state outside the objects.
  *
- * Invariant of a read object: tensors lie in file order, from byte 0 of the data to its last byte, without
- * overlap or hole, and each one's size is that of its shape. Numbers are compared as 64 bits with every
- * product and sum checked.
+ * Invariant of a read object: tensors lie in file order, from byte 0 of the data to its last byte,
+ * without overlap or hole, and each one's size is that of its shape. Numbers are compared as 64
+ * bits with every product and sum checked.
  *
  * It knows nothing of batches; metadata is text to it. JSON is jansson's. */
 #include "client/safetensors.h"
@@ -34,7 +34,8 @@ static bool shape_size(const struct pd_tensor *tensor, uint64_t *bytes)
     return true;
 }
 
-/* ---- write ---------------------------------------------------------------------------------------- */
+/* ---- write
+ * ---------------------------------------------------------------------------------------- */
 
 static int no_memory(struct pd_error *error)
 {
@@ -236,7 +237,8 @@ static int save_to(int fd, const char *temporary, const char *path,
     return rc;
 }
 
-/* A new file beside `path`, with the permissions the umask gives; its name goes into `temporary`. */
+/* A new file beside `path`, with the permissions the umask gives; its name goes into `temporary`.
+ */
 static int open_temporary(const char *path, char *temporary, size_t size)
 {
     int fd = -1;
@@ -268,7 +270,8 @@ int pd_safetensors_save(const char *path, const struct pd_safetensors_content *c
     return rc;
 }
 
-/* ---- read ----------------------------------------------------------------------------------------- */
+/* ---- read
+ * ----------------------------------------------------------------------------------------- */
 
 struct pd_safetensors {
     struct pd_safetensors_content content;

@@ -22,9 +22,9 @@
 
 #include <string.h>
 
-/* The fixed order of arrays. What a reader may rebuild stands behind what it cannot, so that the core
- * payload is a prefix of the whole one; labels, which only sometimes can be rebuilt, stand between.
- * check.c holds its own copy of this table on purpose. */
+/* The fixed order of arrays. What a reader may rebuild stands behind what it cannot, so that the
+ * core payload is a prefix of the whole one; labels, which only sometimes can be rebuilt, stand
+ * between. check.c holds its own copy of this table on purpose. */
 enum {
     TOKENS,
     CU_SEQLENS,

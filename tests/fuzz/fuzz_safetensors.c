@@ -1,6 +1,8 @@
-/* The safetensors reader on anything; what it accepts is sound, and written again gives a file that reads the same.
+/* The safetensors reader on anything; what it accepts is sound, and written again gives a file that
+ * reads the same.
  *
- * Byte 0 chooses: the rest is a whole file, or (even) a JSON header to which the length is put and a kilobyte of data. */
+ * Byte 0 chooses: the rest is a whole file, or (even) a JSON header to which the length is put and
+ * a kilobyte of data. */
 #include "client/safetensors.h"
 
 #include "base/check.h"

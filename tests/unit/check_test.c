@@ -349,6 +349,7 @@ static void test_header_numbers(void **state)
     OFF(b->array_count--, "shape");
     OFF(b->array_count = UINT32_MAX, "shape");
     OFF(b->payload_bytes -= 64, "shape");
+    OFF(b->payload_bytes += 64, "shape");
     OFF(b->payload_bytes = 0, "shape");
     OFF(b->arrays[4].name[0] = 'x', "shape");
     OFF(memset(b->arrays[4].name, 'l', sizeof b->arrays[4].name), "shape");

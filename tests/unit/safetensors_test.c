@@ -1,4 +1,5 @@
-/* safetensors: a file written out by hand, round trips, every kind of malformed header, failing writes and failing memory. */
+/* safetensors: a file written out by hand, round trips, every kind of malformed header, failing
+ * writes and failing memory. */
 #include "client/safetensors.h"
 
 #include "base/check.h"
@@ -166,7 +167,8 @@ static void test_empty(void **state)
     free(image);
 }
 
-/* ---- refused on writing --------------------------------------------------------------------------- */
+/* ---- refused on writing
+ * --------------------------------------------------------------------------- */
 
 static void refuse_tensor(struct pd_tensor tensor, const char *reason)
 {
@@ -245,7 +247,8 @@ static void test_names_twice(void **state)
     free(image);
 }
 
-/* ---- refused on reading --------------------------------------------------------------------------- */
+/* ---- refused on reading
+ * --------------------------------------------------------------------------- */
 
 static int parse_text(const char *header, size_t data_bytes, struct pd_error *error)
 {
@@ -370,7 +373,8 @@ static void test_header_length(void **state)
     }
 }
 
-/* ---- files ---------------------------------------------------------------------------------------- */
+/* ---- files
+ * ---------------------------------------------------------------------------------------- */
 
 static void test_load_errors(void **state)
 {
@@ -437,7 +441,8 @@ static void test_full_disk(void **state)
     fclose(file);
 }
 
-/* ---- failing memory ------------------------------------------------------------------------------- */
+/* ---- failing memory
+ * ------------------------------------------------------------------------------- */
 
 static long allocations_left;
 
@@ -446,7 +451,8 @@ static void *failing_malloc(size_t size)
     return allocations_left-- > 0 ? malloc(size) : NULL;
 }
 
-/* jansson's nth allocation fails, for every n: an error, never a crash or a leak, and then it works. */
+/* jansson's nth allocation fails, for every n: an error, never a crash or a leak, and then it
+ * works. */
 static void test_nth_allocation_fails(void **state)
 {
     (void)state;
