@@ -70,7 +70,8 @@ static void try_digested(struct pd_buf *buf)
 /* Header fields from the first bytes, each small enough to be plausible; the columns are the rest. */
 static void put_header(struct pd_buf *buf, const uint8_t *data)
 {
-    uint32_t present = 0x5u | data[0] | (uint32_t)data[1] << 8; /* lengths and token digests always */
+    uint32_t present =
+        0x5u | data[0] | (uint32_t)data[1] << 8; /* lengths and token digests always */
     pd_buf_put_u32(buf, 0x48424450u);
     pd_buf_put_u16(buf, 1);
     pd_buf_put_u16(buf, (present >> 3) & 1u);

@@ -27,8 +27,8 @@ static uint32_t below(uint32_t bound)
 /* A head with arrays of its own, every column present or not. */
 struct made {
     struct pd_block_head head;
-    uint32_t lengths[SAMPLES_MAX], run_ends[SAMPLES_MAX], span_ends[SAMPLES_MAX], key_ends[SAMPLES_MAX],
-        group_ends[SAMPLES_MAX];
+    uint32_t lengths[SAMPLES_MAX], run_ends[SAMPLES_MAX], span_ends[SAMPLES_MAX],
+        key_ends[SAMPLES_MAX], group_ends[SAMPLES_MAX];
     uint8_t rejected[SAMPLES_MAX], keys[SAMPLES_MAX * 8], groups[SAMPLES_MAX * 8];
     uint64_t token_digests[SAMPLES_MAX], label_digests[SAMPLES_MAX], versions[SAMPLES_MAX];
     float weights[SAMPLES_MAX];
@@ -195,7 +195,8 @@ static void test_round_trip(void **unused)
         same(&m.head, &out);
         pd_block_head_fini(&out);
         assert_int_equal(pd_block_head_map(&out, buf.data, buf.size_bytes), 0);
-        assert_true((uint8_t *)out.lengths > buf.data && (uint8_t *)out.lengths < buf.data + buf.size_bytes);
+        assert_true((uint8_t *)out.lengths > buf.data &&
+                    (uint8_t *)out.lengths < buf.data + buf.size_bytes);
         same(&m.head, &out);
         pd_block_head_fini(&out);
         uint8_t *odd = malloc(buf.size_bytes + 1); /* at any address, too */
@@ -283,8 +284,9 @@ static void make_full(struct made *m)
 {
     do
         make(m);
-    while (!m->head.weights || !m->head.loss_run_ends || !m->head.span_ends || m->head.count < 3 || m->rejected[1] ||
-           m->span_ends[1] == m->span_ends[0] || m->run_ends[1] == m->run_ends[0]);
+    while (!m->head.weights || !m->head.loss_run_ends || !m->head.span_ends || m->head.count < 3 ||
+           m->rejected[1] || m->span_ends[1] == m->span_ends[0] ||
+           m->run_ends[1] == m->run_ends[0]);
 }
 
 static void test_rules(void **unused)

@@ -27,7 +27,8 @@ static struct pd_log *open_log(const char *dir, enum pd_durability durability)
 
 static int try_open(const char *dir, struct pd_error *error)
 {
-    struct pd_log_options options = {.path = dir, .max_bytes = 64u << 20, .durability = PD_DURABILITY_FSYNC};
+    struct pd_log_options options = {
+        .path = dir, .max_bytes = 64u << 20, .durability = PD_DURABILITY_FSYNC};
     struct pd_log *log = NULL;
     int rc = pd_log_open(&options, &log, error);
     if (rc == 0)
@@ -68,7 +69,8 @@ static void test_reopen(void **unused)
         assert_int_equal(pd_log_next_position(log), next + 1);
         assert_true(pd_log_written_bytes(log) > 0);
         pd_log_abort(log);
-        assert_int_equal(pd_log_next_position(log), next); /* positions of an undone group are used again */
+        assert_int_equal(pd_log_next_position(log),
+                         next); /* positions of an undone group are used again */
         begin(log);
         assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 3, &body, &error), 0);
         commit(log);
@@ -182,7 +184,8 @@ static void test_truncated(void **unused)
 static struct pd_block *big_block(const struct seq_stream *stream, uint32_t cuts)
 {
     static const uint32_t lengths[] = {3, 300000, 1, 500000, 262140, 262140, 7};
-    struct seq_block_spec spec = {.count = PD_COUNT_OF(lengths), .lengths = lengths, .labels = true, .cuts = cuts};
+    struct seq_block_spec spec = {
+        .count = PD_COUNT_OF(lengths), .lengths = lengths, .labels = true, .cuts = cuts};
     return seq_block(stream, &spec);
 }
 
@@ -216,7 +219,8 @@ static void test_bodies(void **unused)
     const struct pd_block_head *head;
     uint64_t position = blocks[0]->head.position;
     assert_int_equal(pd_log_reader_begin(reader), 0);
-    assert_int_equal(pd_log_read_head(reader, 0, position, &head), PD_ENOTFOUND); /* not committed */
+    assert_int_equal(pd_log_read_head(reader, 0, position, &head),
+                     PD_ENOTFOUND); /* not committed */
     pd_log_reader_end(reader);
     commit(log);
     assert_int_equal(pd_log_reader_begin(reader), 0);
@@ -259,8 +263,10 @@ static void test_bodies(void **unused)
             free(tokens);
         }
         uint8_t byte;
-        assert_int_equal(pd_log_read_body(reader, wanted->position, wanted->body_bytes - 1, 1, &byte), 0);
-        assert_int_equal(pd_log_read_body(reader, wanted->position, wanted->body_bytes, 1, &byte), PD_ECORRUPT);
+        assert_int_equal(
+            pd_log_read_body(reader, wanted->position, wanted->body_bytes - 1, 1, &byte), 0);
+        assert_int_equal(pd_log_read_body(reader, wanted->position, wanted->body_bytes, 1, &byte),
+                         PD_ECORRUPT);
         blocks[i]->release(blocks[i]);
     }
     assert_int_equal(pd_log_read_head(reader, 0, 999999, &head), PD_ENOTFOUND);
@@ -282,7 +288,8 @@ static void put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position, s
     pd_buf_fini(&data);
 }
 
-static void get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint64_t position, size_t size)
+static void get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint64_t position,
+                         size_t size)
 {
     struct pd_error error;
     struct pd_buf data = {0};
@@ -367,10 +374,10 @@ static void test_records(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
-        cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),
+        cmocka_unit_test(test_reopen),     cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places), cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_truncated),  cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),  cmocka_unit_test(test_records),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,15 +96,15 @@ void seq_case_dir(struct seq_case *c, const char *name)
 {
     static int number;
     const char *base = getenv("TEST_TMPDIR");
-    snprintf(c->dir, sizeof c->dir, "%s/%s-%ld-%d", base ? base : "/tmp", name, (long)getpid(), number++);
+    snprintf(c->dir, sizeof c->dir, "%s/%s-%ld-%d", base ? base : "/tmp", name, (long)getpid(),
+             number++);
     assert_int_equal(mkdir(c->dir, 0700), 0);
 }
 
 int seq_case_start(struct seq_case *c, struct pd_error *error)
 {
-    struct pd_log_options options = {.path = c->dir,
-                                     .max_bytes = c->config.log_max_bytes,
-                                     .durability = c->config.durability};
+    struct pd_log_options options = {
+        .path = c->dir, .max_bytes = c->config.log_max_bytes, .durability = c->config.durability};
     memset(&c->serve, 0, sizeof c->serve);
     pthread_mutex_init(&c->serve.mutex, NULL);
     pthread_cond_init(&c->serve.changed, NULL);
@@ -223,8 +223,8 @@ static void block_release(struct pd_block *block)
     atomic_fetch_sub(&blocks_alive, 1);
 }
 
-static void fill_column(const struct seq_stream *stream, const struct seq_block_spec *spec, int32_t *body, int add,
-                        uint64_t *digests)
+static void fill_column(const struct seq_stream *stream, const struct seq_block_spec *spec,
+                        int32_t *body, int add, uint64_t *digests)
 {
     for (uint32_t i = 0; i < spec->count; i++) {
         for (uint32_t t = 0; t < spec->lengths[i]; t++)
@@ -318,8 +318,8 @@ int seq_flush(struct seq_case *c, const char *feed, uint64_t packs)
     return seq_call(c, &request.base);
 }
 
-struct pd_request_open_job seq_job_request(const char *feed, const char *job, uint32_t dp_size, uint32_t rows,
-                                           uint32_t accum, const char *token)
+struct pd_request_open_job seq_job_request(const char *feed, const char *job, uint32_t dp_size,
+                                           uint32_t rows, uint32_t accum, const char *token)
 {
     struct pd_request_open_job request = {.base.kind = PD_REQUEST_OPEN_JOB,
                                           .spec = {.step_packs = dp_size * rows * accum,
@@ -333,8 +333,8 @@ struct pd_request_open_job seq_job_request(const char *feed, const char *job, ui
     return request;
 }
 
-int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation, uint64_t step, uint64_t fetched,
-               struct pd_error *error)
+int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation,
+               uint64_t step, uint64_t fetched, struct pd_error *error)
 {
     struct pd_request_commit request = {
         .base.kind = PD_REQUEST_COMMIT, .generation = generation, .step = step, .fetched = fetched};

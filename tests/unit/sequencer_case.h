@@ -71,10 +71,10 @@ int seq_push(struct seq_case *c, struct seq_stream *stream, const struct seq_blo
 int seq_end(struct seq_case *c, struct seq_stream *stream, uint64_t next_seq);
 int seq_end_feed(struct seq_case *c, const char *feed);
 int seq_flush(struct seq_case *c, const char *feed, uint64_t packs);
-struct pd_request_open_job seq_job_request(const char *feed, const char *job, uint32_t dp_size, uint32_t rows,
-                                           uint32_t accum, const char *token);
-int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation, uint64_t step, uint64_t fetched,
-               struct pd_error *error);
+struct pd_request_open_job seq_job_request(const char *feed, const char *job, uint32_t dp_size,
+                                           uint32_t rows, uint32_t accum, const char *token);
+int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation,
+               uint64_t step, uint64_t fetched, struct pd_error *error);
 int seq_deliver(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step);
 /* Fini with pd_status_fini. */
 struct pd_request_status seq_status(struct seq_case *c);

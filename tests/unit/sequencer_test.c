@@ -46,14 +46,15 @@ static struct seq_stream stream_of(const char *feed, const char *name)
     return stream;
 }
 
-static int push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t first_seq, uint32_t count,
-                        uint32_t length, struct pd_request_append *answer)
+static int push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t first_seq,
+                        uint32_t count, uint32_t length, struct pd_request_append *answer)
 {
     uint32_t lengths[512];
     assert_true(count <= 512);
     for (uint32_t i = 0; i < count; i++)
         lengths[i] = length;
-    struct seq_block_spec spec = {.first_seq = first_seq, .count = count, .lengths = lengths, .cuts = 100};
+    struct seq_block_spec spec = {
+        .first_seq = first_seq, .count = count, .lengths = lengths, .cuts = 100};
     return seq_push(c, stream, &spec, answer);
 }
 
@@ -116,7 +117,9 @@ static void test_streams(void **unused)
     assert_string_equal(answer.base.error.reason, "STREAM_ENDED");
     assert_int_equal(push_lengths(&c, &again, 10, 7, 5, &answer), 0);
     assert_int_equal(answer.duplicates, 7);
+    assert_int_equal(seq_end_feed(&c, "feed0"), 0);
     struct pd_request_status status = seq_status(&c);
+    assert_int_equal(status.feeds[0].planner.samples, 17); /* no duplicate is planned */
     assert_int_equal(status.feed_count, 1);
     assert_int_equal(status.feeds[0].stream_count, 1);
     assert_int_equal(status.feeds[0].streams[0].samples, 17);
@@ -175,7 +178,8 @@ static void test_declared_end(void **unused)
     c.config.feeds[0].streams_to_end = 2;
     seq_case_dir(&c, "count");
     start(&c);
-    struct seq_stream a = stream_of("feed0", "a"), b = stream_of("feed0", "b"), d = stream_of("feed0", "d");
+    struct seq_stream a = stream_of("feed0", "a"), b = stream_of("feed0", "b"),
+                      d = stream_of("feed0", "d");
     assert_int_equal(seq_open(&c, &a), 0);
     assert_int_equal(push_lengths(&c, &a, 0, 4, 60, &answer), 0);
     assert_int_equal(seq_end(&c, &a, 4), 0);
@@ -215,7 +219,8 @@ static void test_ordered(void **unused)
     set_ordered(&c);
     seq_case_dir(&c, "ordered");
     start(&c);
-    struct seq_stream a = stream_of("feed0", "a"), b = stream_of("feed0", "b"), d = stream_of("feed0", "d");
+    struct seq_stream a = stream_of("feed0", "a"), b = stream_of("feed0", "b"),
+                      d = stream_of("feed0", "d");
     assert_int_equal(seq_open(&c, &a), 0);
     assert_int_equal(seq_open(&c, &d), PD_EMISMATCH);
     assert_string_equal(d.open.base.error.reason, "STREAM_NOT_DECLARED");
@@ -250,7 +255,8 @@ static void test_sources(void **unused)
     feed->source_count = feed->rules.lane_count = 2;
     for (uint32_t i = 0; i < 2; i++) {
         snprintf(feed->sources[i].name, PD_NAME_MAX + 1, "s%u", i);
-        feed->rules.lanes[i] = feed->sources[i].lane = (struct pd_lane_rules){.weight = 1, .passes_max = 1};
+        feed->rules.lanes[i] = feed->sources[i].lane =
+            (struct pd_lane_rules){.weight = 1, .passes_max = 1};
     }
     feed->streams_to_end = 2;
     seq_case_dir(&c, "sources");
@@ -381,7 +387,8 @@ static void test_jobs(void **unused)
     }
     open = seq_job_request("feed0", "j", 1, 4, 1, "x10");
     assert_int_equal(seq_call(&c, &open.base), PD_EFENCED);
-    struct pd_request_delete_job delete = {.base.kind = PD_REQUEST_DELETE_JOB, .feed = "feed0", .job = "j"};
+    struct pd_request_delete_job delete = {
+        .base.kind = PD_REQUEST_DELETE_JOB, .feed = "feed0", .job = "j"};
     assert_int_equal(seq_call(&c, &delete.base), 0);
     assert_int_equal(c.serve.deleted, 1);
     assert_int_equal(seq_call(&c, &delete.base), PD_ENOTFOUND);
@@ -489,7 +496,7 @@ static void test_max_wait(void **unused)
 
 /* ---- plans against a direct planner run, and restarts ---- */
 
-enum event_kind { EVENT_PUSH, EVENT_FLUSH, EVENT_END_FEED };
+enum event_kind { EVENT_PUSH, EVENT_FLUSH, EVENT_DELIVER, EVENT_END_STREAM, EVENT_END_FEED };
 
 struct event {
     enum event_kind kind;
@@ -501,43 +508,69 @@ struct event {
 };
 
 struct scenario {
-    struct event events[64];
+    bool lanes; /* one a stream, each ended by itself; else one, ended with the feed */
+    struct event events[40];
     uint32_t event_count;
     uint64_t next_seq[3];
 };
 
-static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count)
+static struct event *add_event(struct scenario *s, enum event_kind kind, uint32_t stream)
+{
+    struct event *event = &s->events[s->event_count++];
+    event->kind = kind;
+    event->stream = stream;
+    event->first_seq = s->next_seq[stream];
+    return event;
+}
+
+static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
+{
+    struct event *event = add_event(s, EVENT_PUSH, stream);
+    event->count = 1 + seq_below(random, 40);
+    for (uint32_t k = 0; k < event->count; k++) {
+        event->lengths[k] = 1 + seq_below(random, seq_below(random, 4) ? 20 : 64);
+        event->rejected[k] = seq_below(random, 8) == 0;
+    }
+    s->next_seq[stream] += event->count;
+}
+
+static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes)
 {
     memset(s, 0, sizeof *s);
+    s->lanes = lanes;
+    uint32_t short_stream = lanes ? seq_below(random, 3) : 3; /* ends in the middle */
     for (uint32_t i = 0; i < count; i++) {
-        struct event *event = &s->events[s->event_count++];
-        if (i + 1 == count) {
-            event->kind = EVENT_END_FEED;
-        } else if (seq_below(random, 6) == 0) {
-            event->kind = EVENT_FLUSH;
-            event->packs = seq_below(random, 4);
-        } else {
-            event->kind = EVENT_PUSH;
-            event->stream = seq_below(random, 3);
-            event->first_seq = s->next_seq[event->stream];
-            event->count = 1 + seq_below(random, 40);
-            for (uint32_t k = 0; k < event->count; k++) {
-                event->lengths[k] = 1 + seq_below(random, seq_below(random, 4) ? 20 : 64);
-                event->rejected[k] = seq_below(random, 8) == 0;
-            }
-            s->next_seq[event->stream] += event->count;
-        }
+        uint32_t stream = seq_below(random, 3), dice = seq_below(random, 7);
+        if (dice == 0)
+            add_event(s, EVENT_FLUSH, 0)->packs = seq_below(random, 4);
+        else if (dice == 1)
+            add_event(s, EVENT_DELIVER, 0)->packs = i;
+        else if (stream != short_stream || i < count / 2)
+            add_push(s, random, stream);
+        if (i == count / 2 && lanes)
+            add_event(s, EVENT_END_STREAM, short_stream);
     }
+    for (uint32_t i = 0; i < 3 && lanes; i++)
+        if (i != short_stream)
+            add_event(s, EVENT_END_STREAM, i);
+    if (!lanes)
+        add_event(s, EVENT_END_FEED, 0);
+    add_event(s, EVENT_DELIVER, 0)->packs = 100000; /* the horizon is no limit any more */
 }
 
 static const char *const stream_names[] = {"a", "b", "c"};
 
+/* What a run needs after each start: its streams, and a job to move the horizon. */
 static void open_all(struct seq_case *c, struct seq_stream streams[3])
 {
     for (int i = 0; i < 3; i++) {
         streams[i] = stream_of("feed0", stream_names[i]);
+        if (c->config.feeds[0].source_count > 0)
+            snprintf(streams[i].source, sizeof streams[i].source, "s%d", i);
         assert_int_equal(seq_open(c, &streams[i]), 0);
     }
+    struct pd_request_open_job open = seq_job_request("feed0", "j", 1, 3, 1, "w");
+    assert_int_equal(seq_call(c, &open.base), 0);
 }
 
 static void play(struct seq_case *c, struct seq_stream streams[3], const struct event *event)
@@ -556,17 +589,23 @@ static void play(struct seq_case *c, struct seq_stream streams[3], const struct 
     case EVENT_FLUSH:
         assert_int_equal(seq_flush(c, "feed0", event->packs), 0);
         break;
+    case EVENT_DELIVER:
+        assert_int_equal(seq_deliver(c, 0, 0, event->packs), 0);
+        break;
+    case EVENT_END_STREAM:
+        assert_int_equal(seq_end(c, &streams[event->stream], event->first_seq), 0);
+        break;
     case EVENT_END_FEED:
         assert_int_equal(seq_end_feed(c, "feed0"), 0);
         break;
     }
 }
 
-/* The same heads and controls, straight into a planner. Block numbers are event numbers + 1. */
+/* The same heads and controls, straight into a planner, without horizon. Event i lies at position 2 (i + 1). */
 struct direct {
     struct pd_planner *planner;
     const struct scenario *scenario;
-    uint32_t known; /* events told */
+    uint32_t known, streams_ended;
     struct pd_head heads[40];
     struct pd_pack *packs;
     uint32_t pack_count, pack_capacity;
@@ -575,13 +614,14 @@ struct direct {
 static int direct_read(void *ctx, uint32_t lane, struct pd_cursor at, const struct pd_head **heads)
 {
     struct direct *d = ctx;
-    assert_int_equal(lane, 0);
     *heads = d->heads;
     uint32_t from = at.index;
-    for (uint64_t block = at.block ? at.block : 1; block <= d->known; block++, from = 0) {
-        const struct event *event = &d->scenario->events[block - 1];
+    for (uint64_t block = at.block ? at.block : 2; block <= 2 * d->known; block += 2, from = 0) {
+        const struct event *event = &d->scenario->events[block / 2 - 1];
         int count = 0;
-        for (uint32_t i = from; event->kind == EVENT_PUSH && i < event->count; i++)
+        if (event->kind != EVENT_PUSH || (d->scenario->lanes && event->stream != lane))
+            continue;
+        for (uint32_t i = from; i < event->count; i++)
             if (!event->rejected[i])
                 d->heads[count++] = (struct pd_head){.block = block,
                                                      .index = i,
@@ -595,14 +635,30 @@ static int direct_read(void *ctx, uint32_t lane, struct pd_cursor at, const stru
     return 0;
 }
 
-static void direct_event(struct direct *d, const struct event *event, uint64_t target)
+static void direct_control(struct direct *d, enum pd_control_kind kind, uint64_t at,
+                           const struct event *event)
+{
+    struct pd_control control = {
+        .kind = kind, .at = at, .packs = event->packs, .lane = event->stream};
+    assert_int_equal(pd_planner_control(d->planner, &control), 0);
+}
+
+static void direct_tell(struct direct *d, const struct event *event)
+{
+    uint64_t at = 2ull * ++d->known;
+    if (event->kind == EVENT_FLUSH)
+        direct_control(d, PD_CONTROL_FLUSH, at, event);
+    if (event->kind == EVENT_END_STREAM)
+        direct_control(d, PD_CONTROL_END_LANE, at, event);
+    d->streams_ended += event->kind == EVENT_END_STREAM;
+    if (event->kind == EVENT_END_FEED || (event->kind == EVENT_END_STREAM && d->streams_ended == 3))
+        direct_control(d, PD_CONTROL_END_FEED, at + 1, event);
+}
+
+static void direct_plan(struct direct *d)
 {
     struct pd_supply supply = {.ctx = d, .read = direct_read};
-    struct pd_control control = {.at = ++d->known, .packs = event->packs};
-    control.kind = event->kind == EVENT_FLUSH ? PD_CONTROL_FLUSH : PD_CONTROL_END_FEED;
-    if (event->kind != EVENT_PUSH)
-        assert_int_equal(pd_planner_control(d->planner, &control), 0);
-    while (d->pack_count < target) {
+    for (int rc = 0; rc == 0;) {
         struct pd_want want;
         if (d->pack_count == d->pack_capacity) {
             d->pack_capacity = d->pack_capacity ? d->pack_capacity * 2 : 64;
@@ -610,23 +666,25 @@ static void direct_event(struct direct *d, const struct event *event, uint64_t t
             assert_non_null(d->packs);
         }
         d->packs[d->pack_count] = (struct pd_pack){0};
-        int rc = pd_planner_next(d->planner, &supply, &d->packs[d->pack_count], &want);
-        if (rc) {
-            assert_true(rc == PD_EAGAIN || rc == PD_EEND);
+        rc = pd_planner_next(d->planner, &supply, &d->packs[d->pack_count], &want);
+        assert_true(rc == 0 || rc == PD_EAGAIN || rc == PD_EEND);
+        if (rc)
             pd_pack_fini(&d->packs[d->pack_count]);
-            return;
-        }
-        d->pack_count++;
+        else
+            d->pack_count++;
     }
 }
 
-static void direct_run(struct direct *d, const struct scenario *scenario, const struct pd_rules *rules)
+static void direct_run(struct direct *d, const struct scenario *scenario,
+                       const struct pd_rules *rules)
 {
     struct pd_error error;
     *d = (struct direct){.scenario = scenario};
     assert_int_equal(pd_planner_new(rules, &d->planner, &error), 0);
-    for (uint32_t i = 0; i < scenario->event_count; i++)
-        direct_event(d, &scenario->events[i], UINT64_MAX);
+    for (uint32_t i = 0; i < scenario->event_count; i++) {
+        direct_tell(d, &scenario->events[i]);
+        direct_plan(d);
+    }
 }
 
 static void direct_fini(struct direct *d)
@@ -637,7 +695,8 @@ static void direct_fini(struct direct *d)
     pd_planner_free(d->planner);
 }
 
-static void check_segment(struct seq_case *c, const struct pd_segment *got, const struct pd_segment *want)
+static void check_segment(struct seq_case *c, const struct pd_segment *got,
+                          const struct pd_segment *want)
 {
     assert_int_equal(got->stream, want->stream);
     assert_int_equal(got->seq, want->seq);
@@ -652,10 +711,12 @@ static void check_segment(struct seq_case *c, const struct pd_segment *got, cons
     pd_log_bodies(c->reader, 0, &bodies, &error);
     assert_int_equal(bodies.tokens(bodies.ctx, got, tokens), 0);
     for (uint32_t t = 0; t < got->length_tokens; t++)
-        assert_int_equal(tokens[t], seq_token(stream_names[got->stream], got->seq, got->offset_tokens + t));
+        assert_int_equal(tokens[t],
+                         seq_token(stream_names[got->stream], got->seq, got->offset_tokens + t));
     assert_int_equal(bodies.labels(bodies.ctx, got, tokens, &has), 0);
     for (uint32_t t = 0; has && t < got->length_tokens; t++)
-        assert_int_equal(tokens[t], seq_token(stream_names[got->stream], got->seq, got->offset_tokens + t) + 1);
+        assert_int_equal(
+            tokens[t], seq_token(stream_names[got->stream], got->seq, got->offset_tokens + t) + 1);
 }
 
 /* Every plan in the log, with the samples' bytes, against the direct run. */
@@ -690,49 +751,157 @@ static void check_plans(struct seq_case *c, const struct direct *d, bool whole)
     pd_buf_fini(&buf);
 }
 
+static void set_streams(struct pd_feed_config *feed)
+{
+    feed->stream_count = 3;
+    feed->streams = calloc(3, sizeof *feed->streams);
+    assert_non_null(feed->streams);
+    for (int i = 0; i < 3; i++)
+        snprintf(feed->streams[i], PD_NAME_MAX + 1, "%s", stream_names[i]);
+}
+
+static void set_sources(struct pd_feed_config *feed)
+{
+    static const uint32_t weights[] = {7, 3, 1};
+    feed->source_count = 3;
+    feed->sources = calloc(3, sizeof *feed->sources);
+    assert_non_null(feed->sources);
+    for (int i = 0; i < 3; i++) {
+        snprintf(feed->sources[i].name, PD_NAME_MAX + 1, "s%d", i);
+        feed->sources[i].lane = (struct pd_lane_rules){.weight = weights[i], .passes_max = 1};
+        feed->rules.lanes[i] = feed->sources[i].lane;
+    }
+    feed->streams_to_end = 3;
+}
+
+enum variant { VARIANT_PLAIN, VARIANT_SHUFFLE, VARIANT_ORDERED, VARIANT_SOURCES, VARIANT_COUNT };
+
+static void set_variant(struct seq_case *c, enum variant variant, bool far)
+{
+    struct pd_feed_config *feed = &c->config.feeds[0];
+    seq_case_config(c, 1);
+    feed = &c->config.feeds[0];
+    feed->rules.over_length = PD_OVER_SPLIT;
+    feed->rules.seq_len = feed->layout.seq_len = 48;
+    feed->plan_ahead_bytes = far ? 1u << 30 : 8 * 48 * 20;
+    if (variant == VARIANT_SHUFFLE) {
+        feed->rules.order = PD_ORDER_SHUFFLE;
+        feed->rules.shuffle_samples = 50;
+        feed->rules.seed = 7;
+    }
+    if (variant == VARIANT_ORDERED) {
+        feed->rules.merge = PD_MERGE_ORDERED;
+        set_streams(feed);
+    }
+    if (variant == VARIANT_SOURCES)
+        set_sources(feed);
+    if (variant == VARIANT_ORDERED || variant == VARIANT_SOURCES)
+        feed->rules.lane_count = 3;
+}
+
+/* Every copy goes on from where it was cut off, and ends the same. */
+static void resume_copy(struct seq_case *copy, const struct scenario *scenario, uint32_t from,
+                        const struct direct *direct)
+{
+    struct seq_stream streams[3];
+    start(copy);
+    open_all(copy, streams);
+    for (uint32_t k = from; k < scenario->event_count; k++)
+        play(copy, streams, &scenario->events[k]);
+    check_plans(copy, direct, true);
+    assert_true(copy->serve.progress[0].ended);
+    assert_false(copy->serve.progress[0].stopped);
+    seq_case_stop(copy);
+}
+
+static void run_variant(enum variant variant, bool far, uint64_t *random)
+{
+    struct seq_case c, copies[40];
+    struct seq_stream streams[3];
+    struct scenario scenario;
+    struct direct direct;
+    make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES);
+    set_variant(&c, variant, far);
+    direct_run(&direct, &scenario, &c.config.feeds[0].rules);
+    assert_true(direct.pack_count > 20);
+    seq_case_dir(&c, "plans");
+    start(&c);
+    open_all(&c, streams);
+    for (uint32_t i = 0; i < scenario.event_count; i++) {
+        seq_case_copy(&c, &copies[i], "crash");
+        if (i % 5 == 4) { /* a clean stop, with a snapshot */
+            seq_case_stop(&c);
+            start(&c);
+            open_all(&c, streams);
+        }
+        play(&c, streams, &scenario.events[i]);
+        check_plans(&c, &direct, false);
+    }
+    check_plans(&c, &direct, true);
+    for (uint32_t i = 0; i < scenario.event_count; i++)
+        resume_copy(&copies[i], &scenario, i, &direct);
+    direct_fini(&direct);
+    end_case(&c);
+}
+
 static void test_plans_and_restarts(void **unused)
 {
     (void)unused;
     uint64_t random = SEED;
     print_message("seed %llu\n", SEED);
-    for (int round = 0; round < 4; round++) {
-        struct seq_case c, copies[40];
-        struct seq_stream streams[3];
-        struct scenario scenario;
-        struct direct direct;
-        make_scenario(&scenario, &random, 24);
-        seq_case_config(&c, 1);
-        c.config.feeds[0].rules.over_length = PD_OVER_SPLIT;
-        c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = round % 2 ? 64 : 48;
-        direct_run(&direct, &scenario, &c.config.feeds[0].rules);
-        seq_case_dir(&c, "plans");
-        start(&c);
-        open_all(&c, streams);
-        for (uint32_t i = 0; i < scenario.event_count; i++) {
-            seq_case_copy(&c, &copies[i], "crash");
-            if (i % 5 == 4) { /* a clean stop, with a snapshot */
-                seq_case_stop(&c);
-                start(&c);
-                open_all(&c, streams);
-            }
-            play(&c, streams, &scenario.events[i]);
-            check_plans(&c, &direct, false);
-        }
-        check_plans(&c, &direct, true);
-        /* every copy goes on from where it was cut off, and ends the same */
-        for (uint32_t i = 0; i < scenario.event_count; i++) {
-            start(&copies[i]);
-            open_all(&copies[i], streams);
-            for (uint32_t k = i; k < scenario.event_count; k++)
-                play(&copies[i], streams, &scenario.events[k]);
-            check_plans(&copies[i], &direct, true);
-            assert_true(copies[i].serve.progress[0].ended);
-            assert_string_equal(pd_log_id(copies[i].log), pd_log_id(c.log));
-            seq_case_stop(&copies[i]);
-        }
-        direct_fini(&direct);
-        end_case(&c);
-    }
+    for (int variant = 0; variant < VARIANT_COUNT; variant++)
+        for (int far = 0; far < 2; far++)
+            run_variant((enum variant)variant, far, &random);
+}
+
+/* A log whose plans are not what this planner makes: the feed stops, nothing is served on. */
+static void test_diverged(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct pd_request_append answer;
+    struct pd_error error;
+    new_case(&c, "diverged");
+    struct seq_stream a = stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    assert_int_equal(push_lengths(&c, &a, 0, 40, 60, &answer), 0);
+    seq_case_stop(&c);
+    struct pd_log_options options = {
+        .path = c.dir, .max_bytes = 64u << 20, .durability = PD_DURABILITY_PROCESS};
+    assert_int_equal(pd_log_open(&options, &c.log, &error), 0);
+    struct pd_buf body = {0};
+    pd_buf_put_u64(&body, 24);
+    pd_buf_put_u64(&body, 12345);
+    assert_int_equal(pd_log_begin(c.log, &error), 0);
+    assert_int_equal(pd_log_append_record(c.log, PD_RECORD_HORIZON, 0, &body, &error), 0);
+    assert_int_equal(pd_log_commit(c.log, &error), 0);
+    pd_log_close(c.log);
+    pd_buf_fini(&body);
+    start(&c);
+    assert_true(c.serve.progress[0].stopped);
+    assert_string_equal(c.serve.progress[0].stop_reason, "DIVERGED");
+    assert_int_equal(seq_flush(&c, "feed0", 1), PD_EMISMATCH);
+    end_case(&c);
+}
+
+/* Makes the newest snapshot of feed 0 one that cannot be read; there must be an older one. */
+static void damage_snapshot(struct seq_case *c)
+{
+    struct pd_log_options options = {
+        .path = c->dir, .max_bytes = 256u << 20, .durability = PD_DURABILITY_PROCESS};
+    struct pd_buf data = {0};
+    struct pd_error error;
+    uint64_t newest = 0, older = 0;
+    assert_int_equal(pd_log_open(&options, &c->log, &error), 0);
+    assert_int_equal(pd_log_begin(c->log, &error), 0);
+    assert_int_equal(pd_log_get_snapshot(c->log, 0, UINT64_MAX, &newest, &data, &error), 0);
+    data.size_bytes -= 1;
+    assert_int_equal(pd_log_put_snapshot(c->log, 0, newest, &data, &error), 0);
+    pd_buf_clear(&data);
+    assert_int_equal(pd_log_get_snapshot(c->log, 0, newest, &older, &data, &error), 0);
+    assert_int_equal(pd_log_commit(c->log, &error), 0);
+    pd_log_close(c->log);
+    pd_buf_fini(&data);
 }
 
 /* Long enough for snapshots while running; the restart must not begin at pack 0, and a damaged snapshot must not matter. */
@@ -758,6 +927,7 @@ static void test_snapshots(void **unused)
     struct pd_request_status before = seq_status(&c);
     assert_true(before.feeds[0].packs_planned > 8192);
     seq_case_copy(&c, &crash, "snapcrash");
+    damage_snapshot(&crash);
     start(&crash);
     struct pd_request_status after = seq_status(&crash);
     assert_true(after.feeds[0].plan_digest == before.feeds[0].plan_digest);
@@ -840,6 +1010,50 @@ static void test_full(void **unused)
     end_case(&c);
 }
 
+/* Holds the sequencer inside an answer, so that what is submitted meanwhile becomes one group. */
+struct gate {
+    struct pd_request_status request;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    bool reached, open;
+};
+
+static void gate_done(struct pd_request *request)
+{
+    struct gate *gate = PD_CONTAINER_OF(request, struct gate, request.base);
+    pthread_mutex_lock(&gate->mutex);
+    gate->reached = true;
+    pthread_cond_broadcast(&gate->cond);
+    while (!gate->open)
+        pthread_cond_wait(&gate->cond, &gate->mutex);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+static void gate_close(struct seq_case *c, struct gate *gate)
+{
+    *gate = (struct gate){.request.base = {.kind = PD_REQUEST_STATUS, .done = gate_done}};
+    pthread_mutex_init(&gate->mutex, NULL);
+    pthread_cond_init(&gate->cond, NULL);
+    assert_int_equal(pd_sequencer_submit(c->seq, &gate->request.base), 0);
+    pthread_mutex_lock(&gate->mutex);
+    while (!gate->reached)
+        pthread_cond_wait(&gate->cond, &gate->mutex);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+static void gate_open(struct gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->open = true;
+    pthread_cond_broadcast(&gate->cond);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+static void nothing(struct pd_request *request)
+{
+    (void)request;
+}
+
 /* A write that fails inside a group: the group is undone, memory is as the log says, and work goes on. The map's end stands for the disk's. */
 static void test_undo(void **unused)
 {
@@ -855,15 +1069,48 @@ static void test_undo(void **unused)
     assert_int_equal(push_lengths(&c, &a, 0, 100, 60, &answer), 0);
     uint64_t planned = c.serve.progress[0].packs_planned;
     c.config.log_max_bytes = 1ull << 40; /* packd's own count lets this pass; LMDB's map does not */
-    uint32_t length = 70u << 20;
-    struct seq_block_spec spec = {.first_seq = 100, .count = 1, .lengths = &length};
-    assert_int_equal(seq_push(&c, &a, &spec, &answer), PD_EFULL);
-    assert_string_equal(answer.base.error.reason, "LOG_FULL");
+    /* in one group: an append that fits, a new job, a new stream, and an append that does not fit */
+    struct gate gate;
+    uint32_t lengths[100], huge = 70u << 20;
+    for (int i = 0; i < 100; i++)
+        lengths[i] = 60;
+    struct seq_block_spec fits = {.first_seq = 100, .count = 100, .lengths = lengths};
+    struct seq_block_spec fails = {.first_seq = 200, .count = 1, .lengths = &huge};
+    struct pd_request_append first = {.base = {.kind = PD_REQUEST_APPEND, .done = nothing},
+                                      .block = seq_block(&a, &fits),
+                                      .epoch = a.open.epoch};
+    struct pd_request_open_job job = seq_job_request("feed0", "j", 1, 1, 1, "w");
+    struct pd_request_open_stream stream = {
+        .base = {.kind = PD_REQUEST_OPEN_STREAM, .done = nothing}, .feed = "feed0", .stream = "b"};
+    job.base.done = nothing;
+    gate_close(&c, &gate);
+    assert_int_equal(pd_sequencer_submit(c.seq, &first.base), 0);
+    assert_int_equal(pd_sequencer_submit(c.seq, &job.base), 0);
+    assert_int_equal(pd_sequencer_submit(c.seq, &stream.base), 0);
+    answer = (struct pd_request_append){.base = {.kind = PD_REQUEST_APPEND, .done = nothing},
+                                        .block = seq_block(&a, &fails),
+                                        .epoch = a.open.epoch};
+    assert_int_equal(pd_sequencer_submit(c.seq, &answer.base), 0);
+    gate_open(&gate);
+    struct pd_request_status status = seq_status(&c);
+    assert_int_equal(first.base.result, PD_EFULL);
+    assert_int_equal(job.base.result, PD_EFULL);
+    assert_int_equal(stream.base.result, PD_EFULL);
+    assert_int_equal(answer.base.result, PD_EFULL);
+    assert_string_equal(first.base.error.reason, "LOG_FULL");
+    assert_int_equal(status.feeds[0].stream_count, 1);
+    assert_int_equal(status.feeds[0].streams[0].next_seq, 100);
+    assert_int_equal(status.feeds[0].job_count, 0);
+    assert_int_equal(status.feeds[0].packs_planned, planned);
+    assert_int_equal(c.serve.opened, 0);
+    pd_status_fini(&status);
+    pd_status_fini(&gate.request);
     const char *why;
     assert_false(pd_sequencer_accepts(c.seq, 0, &why));
-    /* the call's epoch and the plans are still there */
+    /* the call's epoch is still good, and nothing has been lost */
     assert_int_equal(push_lengths(&c, &a, 100, 100, 60, &answer), 0);
     assert_int_equal(answer.durable_seq, 200);
+    assert_int_equal(answer.duplicates, 0);
     assert_int_equal(c.serve.progress[0].packs_planned, planned + 100);
     end_case(&c);
 }
@@ -882,7 +1129,8 @@ static int damage(const struct seq_case *c, const void *needle, size_t size, siz
     assert_non_null(data);
     assert_int_equal(pread(fd, data, (size_t)file.st_size, 0), file.st_size);
     int found = 0;
-    for (uint8_t *at = data; (at = memmem(at, (size_t)(data + file.st_size - at), needle, size)); at++) {
+    for (uint8_t *at = data; (at = memmem(at, (size_t)(data + file.st_size - at), needle, size));
+         at++) {
         uint8_t byte = at[offset] ^ 0x40;
         assert_int_equal(pwrite(fd, &byte, 1, at - data + (off_t)offset), 1);
         found++;
@@ -924,7 +1172,8 @@ static void test_damaged_body(void **unused)
         }
         assert_int_equal(rc, PD_ECORRUPT);
         assert_non_null(strstr(error.text, "sample 7 of stream 'a'"));
-        pack.segments[0].offset_tokens = 30; /* a part that does not hold the damage is refused too */
+        pack.segments[0].offset_tokens =
+            30; /* a part that does not hold the damage is refused too */
         pack.segments[0].length_tokens = 10;
         assert_int_equal(bodies.tokens(bodies.ctx, &pack.segments[0], tokens), PD_ECORRUPT);
         bad++;
@@ -1062,23 +1311,15 @@ static void test_threads(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_two_feeds),
-        cmocka_unit_test(test_declared_end),
-        cmocka_unit_test(test_ordered),
-        cmocka_unit_test(test_sources),
-        cmocka_unit_test(test_jobs),
-        cmocka_unit_test(test_horizon),
-        cmocka_unit_test(test_horizon_restart),
-        cmocka_unit_test(test_max_wait),
-        cmocka_unit_test(test_plans_and_restarts),
-        cmocka_unit_test(test_snapshots),
-        cmocka_unit_test(test_fixed_keys),
-        cmocka_unit_test(test_full),
-        cmocka_unit_test(test_undo),
-        cmocka_unit_test(test_damaged_body),
-        cmocka_unit_test(test_damaged_head),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_streams),      cmocka_unit_test(test_two_feeds),
+        cmocka_unit_test(test_declared_end), cmocka_unit_test(test_ordered),
+        cmocka_unit_test(test_sources),      cmocka_unit_test(test_jobs),
+        cmocka_unit_test(test_horizon),      cmocka_unit_test(test_horizon_restart),
+        cmocka_unit_test(test_max_wait),     cmocka_unit_test(test_plans_and_restarts),
+        cmocka_unit_test(test_diverged),     cmocka_unit_test(test_snapshots),
+        cmocka_unit_test(test_fixed_keys),   cmocka_unit_test(test_full),
+        cmocka_unit_test(test_undo),         cmocka_unit_test(test_damaged_body),
+        cmocka_unit_test(test_damaged_head), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
