@@ -17,8 +17,8 @@
 
 /* One sample's place (or the place of one part of it) in a pack. */
 struct pd_segment {
-    uint64_t block;         /* where the sample lies in the log ... */
-    uint32_t index;         /* ... and which one of the block it is */
+    uint64_t block; /* where the sample lies in the log ... */
+    uint32_t index; /* ... and which one of the block it is */
     uint32_t stream;
     uint64_t seq;
     uint32_t source;
@@ -26,18 +26,19 @@ struct pd_segment {
     uint32_t part;          /* 0, or the number of the part of a split sample */
     uint32_t part_count;    /* parts of the sample, 1 unless split */
     uint32_t offset_tokens; /* first token taken; parts of a split sample overlap by one token */
-    uint32_t overlap_tokens; /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at the cut */
-    uint32_t length_tokens; /* real tokens taken, >= 1 */
-    uint32_t slot_tokens;   /* length rounded up to seg_align */
-    uint32_t sample_tokens; /* length of the whole sample as pushed */
-    uint32_t loss_tokens;   /* targets in this segment: never its first token */
+    uint32_t
+        overlap_tokens; /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at the cut */
+    uint32_t length_tokens;      /* real tokens taken, >= 1 */
+    uint32_t slot_tokens;        /* length rounded up to seg_align */
+    uint32_t sample_tokens;      /* length of the whole sample as pushed */
+    uint32_t loss_tokens;        /* targets in this segment: never its first token */
     uint32_t sample_loss_tokens; /* targets of the whole sample as served, over all its parts */
     uint32_t patches;
     float weight;
 };
 
 struct pd_pack {
-    uint64_t number;           /* of the feed, from 0 */
+    uint64_t number;             /* of the feed, from 0 */
     struct pd_segment *segments; /* owned by the pack */
     uint32_t segment_count;
     uint32_t segment_capacity;
@@ -50,7 +51,8 @@ struct pd_totals {
     uint64_t gap_tokens;     /* sum of slot - length */
     uint64_t overlap_tokens; /* real positions that repeat the last token of the part before */
     uint64_t loss_tokens;
-    double loss_weight; /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
+    double
+        loss_weight; /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
     uint64_t segments;
     uint64_t samples; /* segments with part 0 */
     uint64_t patches;

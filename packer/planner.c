@@ -15,8 +15,8 @@ static int planner_init(struct pd_planner *planner, const struct pd_rules *rules
 {
     planner->magic = PD_PLANNER_MAGIC;
     planner->rules = *rules;
-    int rc = pd_window_init(&planner->window, rules->seq_len, rules->seg_align,
-                            rules->window_samples);
+    int rc =
+        pd_window_init(&planner->window, rules->seq_len, rules->seg_align, rules->window_samples);
     if (rc == 0)
         rc = pd_solver_init(&planner->solver, &planner->window);
     if (rc == 0)
@@ -83,8 +83,8 @@ static int add_record(struct pd_planner *planner, const struct pd_control *contr
         pd_lanes_end_all(&planner->lanes, control->at);
         return 0;
     case PD_CONTROL_FLUSH:
-        return pd_records_add_flush(
-            &planner->records, &(struct pd_flush){.at = control->at, .packs = control->packs});
+        return pd_records_add_flush(&planner->records,
+                                    &(struct pd_flush){.at = control->at, .packs = control->packs});
     case PD_CONTROL_WEIGHTS:
         return add_weights(planner, control);
     case PD_CONTROL_SKIP:
@@ -242,7 +242,8 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
     int how = settle_window(planner, supply, want);
     if (how < 0)
         return how;
-    int rc = pd_fit_next(&planner->rules, &planner->window, &planner->solver, pack, &planner->stats);
+    int rc =
+        pd_fit_next(&planner->rules, &planner->window, &planner->solver, pack, &planner->stats);
     if (rc != 0)
         return rc;
     PD_CHECK(pack->segment_count > 0 && pack->used_slots <= planner->rules.seq_len);

@@ -45,7 +45,7 @@ struct pd_lane_rules {
 };
 
 struct pd_rules {
-    uint32_t seq_len; /* L, 1 .. PD_SEQ_LEN_MAX */
+    uint32_t seq_len;        /* L, 1 .. PD_SEQ_LEN_MAX */
     uint32_t window_samples; /* W, >= 1 */
     uint64_t window_bytes;   /* payload bytes the window may stand for; one sample always fits */
     enum pd_strategy strategy;
@@ -54,12 +54,13 @@ struct pd_rules {
     uint64_t shuffle_bytes;
     enum pd_merge merge;
     enum pd_over_length over_length;
-    uint32_t seg_align;   /* >= 1; divides seq_len */
+    uint32_t seg_align;    /* >= 1; divides seq_len */
     uint32_t segments_max; /* real segments a pack, 0 = no cap */
-    uint32_t patches_max; /* vision patches a pack, 0 = no cap */
+    uint32_t patches_max;  /* vision patches a pack, 0 = no cap */
     uint64_t seed;
     uint32_t lane_count; /* >= 1 */
-    struct pd_lane_rules lanes[16]; /* the first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0] */
+    struct pd_lane_rules lanes
+        [16]; /* the first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0] */
 };
 
 /* Where heads come from: the server reads them from the log, tests from arrays. */
@@ -74,9 +75,9 @@ struct pd_supply {
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
-    PD_CONTROL_FLUSH,    /* heads before `at` need not wait for a full window until `packs` packs are made or none is left; 0 = all */
-    PD_CONTROL_WEIGHTS,  /* lane weights, from pack `from_pack` on */
-    PD_CONTROL_SKIP,     /* drop sample (stream, seq) when it enters the window at or after pack `from_pack` */
+    PD_CONTROL_FLUSH, /* heads before `at` need not wait for a full window until `packs` packs are made or none is left; 0 = all */
+    PD_CONTROL_WEIGHTS, /* lane weights, from pack `from_pack` on */
+    PD_CONTROL_SKIP, /* drop sample (stream, seq) when it enters the window at or after pack `from_pack` */
 };
 
 struct pd_control {
@@ -101,7 +102,8 @@ struct pd_want {
 struct pd_planner_stats {
     uint64_t packs, samples, parts; /* emitted so far */
     uint64_t truncated_samples, truncated_tokens, split_samples, skipped_samples;
-    uint64_t rejected_samples; /* over-length under `reject`, or no cut could make it fit: left out */
+    uint64_t
+        rejected_samples; /* over-length under `reject`, or no cut could make it fit: left out */
     uint64_t age_max_samples; /* most heads that entered the window while one sample waited in it */
     uint32_t window_samples;
     uint64_t window_tokens;
@@ -112,8 +114,8 @@ struct pd_planner;
 
 /* PD_EINVAL with the rule named (seq_len not a multiple of seg_align, ...), PD_ENOMEM. */
 int pd_rules_check(const struct pd_rules *rules, struct pd_error *error) PD_MUST_CHECK;
-int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner,
+                   struct pd_error *error) PD_MUST_CHECK;
 void pd_planner_free(struct pd_planner *planner);
 
 /* Tells a control record; call in log order, before the planner is asked for a pack that could see heads behind it. PD_EINVAL (a lane that does
@@ -123,8 +125,8 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
 /* Makes the next pack into *pack (cleared first). 0; PD_EAGAIN: the log does not hold enough yet, *want says what is missing and the call may be
  * repeated when more has come; PD_EEND: the feed has ended and everything is packed; PD_ENOMEM or what supply->read
  * returned: the planner must be thrown away and restored. */
-int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply, struct pd_pack *pack,
-                    struct pd_want *want) PD_MUST_CHECK;
+int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
+                    struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
 /* The cursor of a lane: heads below it are in the window, in the buffer, or packed. */
 struct pd_cursor pd_planner_cursor(const struct pd_planner *planner, uint32_t lane);

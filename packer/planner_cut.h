@@ -42,7 +42,8 @@ struct pd_split_sums {
 
 static inline bool pd_cut_fits(const struct pd_head *head, struct pd_cut_room room)
 {
-    return head->length_tokens <= room.tokens && (room.patches == 0 || head->patches <= room.patches);
+    return head->length_tokens <= room.tokens &&
+           (room.patches == 0 || head->patches <= room.patches);
 }
 
 /* The longest piece from the front, or up to the end. False: a span that must be kept whole leaves nothing to serve. */

@@ -14,7 +14,8 @@
 #include "base/check.h"
 
 #define PAIR_TRIES 64
-#define PAIR_TRIES_FEW 256 /* with less than four samples a pack: chances are fewer, and there is time */
+#define PAIR_TRIES_FEW \
+    256 /* with less than four samples a pack: chances are fewer, and there is time */
 #define PATCH_TRIES 64
 
 struct fit {
@@ -22,34 +23,41 @@ struct fit {
     struct pd_window *window;
     struct pd_pack *pack;
     struct pd_planner_stats *stats;
-    uint32_t keys, segments, patches; /* room left; UINT32_MAX where there is no cap */
+    uint32_t keys;              /* room left */
+    uint64_t segments, patches; /* room left; more than there can be where there is no cap */
     int rc;
 };
 
 static void take(struct fit *fit, uint32_t slot)
 {
-    const struct pd_entry *entry = &fit->window->entries[slot];
-    uint64_t age = pd_window_age(fit->window, slot);
-    struct pd_planner_stats *stats = fit->stats;
-    if (age > stats->age_max_samples)
-        stats->age_max_samples = age;
-    stats->parts++;
-    stats->samples += entry->segment.part == 0;
-    stats->used_slots += entry->segment.slot_tokens;
-    stats->real_tokens += entry->segment.length_tokens;
+    const struct pd_segment *segment = &fit->window->entries[slot].segment;
+    uint32_t age = pd_window_age(fit->window, slot);
+    if (age > fit->stats->age_max_samples)
+        fit->stats->age_max_samples = age;
     fit->keys -= fit->window->nodes[slot].key;
-    if (fit->segments != UINT32_MAX)
-        fit->segments--;
-    if (fit->patches != UINT32_MAX)
-        fit->patches -= entry->segment.patches;
+    fit->segments--;
+    fit->patches -= segment->patches;
     if (fit->rc == 0)
-        fit->rc = pd_pack_push(fit->pack, &entry->segment);
+        fit->rc = pd_pack_push(fit->pack, segment);
     pd_window_remove(fit->window, slot);
+}
+
+static void count_pack(const struct pd_pack *pack, struct pd_planner_stats *stats)
+{
+    uint64_t samples = 0, tokens = 0;
+    for (uint32_t i = 0; i < pack->segment_count; i++) {
+        samples += pack->segments[i].part == 0;
+        tokens += pack->segments[i].length_tokens;
+    }
+    stats->parts += pack->segment_count;
+    stats->samples += samples;
+    stats->used_slots += pack->used_slots;
+    stats->real_tokens += tokens;
 }
 
 static bool patches_fit(const struct fit *fit, uint32_t slot)
 {
-    return fit->patches == UINT32_MAX ||
+    return fit->rules->patches_max == 0 ||
            fit->window->entries[slot].segment.patches <= fit->patches;
 }
 
@@ -77,12 +85,13 @@ static uint32_t largest_at_most(const struct fit *fit, uint32_t key)
 static bool take_pair(struct fit *fit, uint32_t a, uint32_t b)
 {
     uint32_t first = pd_window_first(fit->window, a);
-    uint32_t second = a == b ? fit->window->nodes[first].fifo_newer : pd_window_first(fit->window, b);
+    uint32_t second =
+        a == b ? fit->window->nodes[first].fifo_newer : pd_window_first(fit->window, b);
     if (second == PD_SLOT_NONE)
         return false;
     uint64_t patches = (uint64_t)fit->window->entries[first].segment.patches +
                        fit->window->entries[second].segment.patches;
-    if (fit->patches != UINT32_MAX && patches > fit->patches)
+    if (patches > fit->patches)
         return false;
     take(fit, first);
     take(fit, second);
@@ -198,8 +207,8 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
                       .pack = pack,
                       .stats = stats,
                       .keys = window->key_max,
-                      .segments = rules->segments_max ? rules->segments_max : UINT32_MAX,
-                      .patches = rules->patches_max ? rules->patches_max : UINT32_MAX};
+                      .segments = rules->segments_max ? rules->segments_max : UINT64_MAX,
+                      .patches = rules->patches_max ? rules->patches_max : UINT64_MAX};
     PD_CHECK(window->count > 0);
     switch (rules->strategy) {
     case PD_STRATEGY_EXACT:
@@ -215,5 +224,6 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
         fit_best(&fit);
         break;
     }
+    count_pack(pack, stats);
     return fit.rc;
 }

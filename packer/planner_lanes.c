@@ -67,11 +67,6 @@ static uint32_t due_lane(const struct pd_lanes *lanes)
     return due;
 }
 
-static bool at_or_after(const struct pd_head *head, struct pd_cursor at)
-{
-    return head->block > at.block || (head->block == at.block && head->index >= at.index);
-}
-
 static int read_heads(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
                       struct pd_cursor at)
 {
@@ -79,7 +74,7 @@ static int read_heads(struct pd_lanes *lanes, const struct pd_supply *supply, ui
     int count = supply->read(supply->ctx, lane, at, &lanes->heads);
     if (count < 0)
         return count;
-    if (count > 0 && (!at_or_after(lanes->heads, at) || lanes->heads->length_tokens == 0))
+    if (count > 0 && !pd_lanes_sound(lanes->heads, at))
         return PD_ECORRUPT;
     lanes->heads_left = (uint32_t)count;
     lanes->heads_lane = lane;
@@ -98,7 +93,7 @@ static int read_lane(struct pd_lanes *lanes, const struct pd_supply *supply, uin
             return rc;
     }
     *head = lanes->heads;
-    return at_or_after(*head, at) && (*head)->length_tokens > 0 ? 0 : PD_ECORRUPT;
+    return pd_lanes_sound(*head, at) ? 0 : PD_ECORRUPT;
 }
 
 static void deactivate(struct pd_lanes *lanes, uint32_t lane)
@@ -183,7 +178,8 @@ int pd_lanes_peek_any(struct pd_lanes *lanes, const struct pd_supply *supply, ui
             return rc;
         if (!*head)
             continue;
-        if (best == PD_LANE_NONE || (!lanes->ordered && heavier(&lanes->lane[at], &lanes->lane[best])))
+        if (best == PD_LANE_NONE ||
+            (!lanes->ordered && heavier(&lanes->lane[at], &lanes->lane[best])))
             best = at;
         if (lanes->ordered)
             break;
@@ -223,6 +219,22 @@ void pd_lanes_consume(struct pd_lanes *lanes, uint32_t lane, uint64_t slot_token
         lanes->turn = lane;
     else if (lanes->count > 1 && !out_of_turn)
         charge(lanes, lane, slot_tokens);
+}
+
+void pd_lanes_consume_run(struct pd_lanes *lanes, uint32_t count)
+{
+    PD_CHECK(count > 0 && count <= lanes->heads_left);
+    struct pd_lane *at = &lanes->lane[0];
+    const struct pd_head *last = &lanes->heads[count - 1];
+    if (at->first_block == PD_PLACE_NEVER)
+        at->first_block = lanes->heads->block;
+    at->cursor.block = last->block;
+    at->cursor.index = last->index + 1;
+    at->yielded = true;
+    lanes->heads += count;
+    lanes->heads_left -= count;
+    if (lanes->ordered)
+        lanes->turn = 0;
 }
 
 int pd_lanes_reread(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,

@@ -40,10 +40,10 @@ struct pd_lanes {
 };
 
 enum pd_draw {
-    PD_DRAW_HEAD,    /* *head of *lane is next */
-    PD_DRAW_DRY,     /* *lane is due and has nothing before the open flush */
+    PD_DRAW_HEAD, /* *head of *lane is next */
+    PD_DRAW_DRY,  /* *lane is due and has nothing before the open flush */
     PD_DRAW_BLOCKED, /* *lane is due and has nothing at present; PD_LANE_NONE: all have ended, the feed has not */
-    PD_DRAW_ENDED,   /* nothing will come */
+    PD_DRAW_ENDED, /* nothing will come */
 };
 
 int pd_lanes_init(struct pd_lanes *lanes, const struct pd_rules *rules) PD_MUST_CHECK;
@@ -55,18 +55,25 @@ void pd_lanes_forget(struct pd_lanes *lanes);
 /* What is next, an enum pd_draw, or the error of supply->read; PD_ECORRUPT for a head that breaks the supply's contract. */
 int pd_lanes_peek(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                   const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;
-/* The common case in a few instructions: the next head of a feed with one lane, or NULL where pd_lanes_peek has to be asked. */
-static inline const struct pd_head *pd_lanes_at_hand(const struct pd_lanes *lanes, uint64_t limit)
+/* The common case in few instructions: heads of a feed's only lane that are surely next, up to *count of them; NULL where pd_lanes_peek has to be
+ * asked. Each one's order and length are the caller's to check with pd_lanes_sound. */
+static inline const struct pd_head *pd_lanes_run(const struct pd_lanes *lanes, uint64_t limit,
+                                                 uint32_t *count, uint64_t *before)
 {
     const struct pd_lane *lane = &lanes->lane[0];
     if (lanes->count > 1 || lanes->heads_left == 0 || lanes->stopped || !lane->active)
         return NULL;
-    const struct pd_head *head = lanes->heads;
-    bool in_order = head->block > lane->cursor.block ||
-                    (head->block == lane->cursor.block && head->index >= lane->cursor.index);
-    bool exists = head->block < lane->end_at && head->block < limit;
-    return in_order && exists && head->length_tokens > 0 ? head : NULL;
+    *count = lanes->heads_left;
+    *before = limit < lane->end_at ? limit : lane->end_at;
+    return lanes->heads;
 }
+static inline bool pd_lanes_sound(const struct pd_head *head, struct pd_cursor at)
+{
+    bool in_order = head->block > at.block || (head->block == at.block && head->index >= at.index);
+    return in_order && head->length_tokens > 0;
+}
+/* The first `count` heads of such a run, one or more, are used up; all were served. */
+void pd_lanes_consume_run(struct pd_lanes *lanes, uint32_t count);
 /* The same out of turn: among lanes in their first pass that do have a head before the limit. PD_DRAW_HEAD or PD_DRAW_DRY. */
 int pd_lanes_peek_any(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                       const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;

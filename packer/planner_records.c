@@ -91,8 +91,7 @@ int pd_records_add_skip(struct pd_records *records, struct pd_skip skip)
     if (rc != 0)
         return rc;
     uint32_t at = lower_bound(records, skip);
-    memmove(&records->skips[at + 1], &records->skips[at],
-            (records->skip_count - at) * sizeof skip);
+    memmove(&records->skips[at + 1], &records->skips[at], (records->skip_count - at) * sizeof skip);
     records->skips[at] = skip;
     records->skip_count++;
     return 0;

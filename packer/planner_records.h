@@ -28,9 +28,9 @@ struct pd_skip {
 };
 
 struct pd_records {
-    struct pd_flush *flushes; /* by place */
+    struct pd_flush *flushes;  /* by place */
     struct pd_change *changes; /* in log order */
-    struct pd_skip *skips;    /* by (stream, seq) */
+    struct pd_skip *skips;     /* by (stream, seq) */
     uint32_t flush_count, change_count, skip_count;
     uint32_t flush_capacity, change_capacity, skip_capacity;
     uint64_t last_at; /* place of the last record told */

@@ -52,6 +52,16 @@ static void entry_fill(struct pd_entry *entry, const struct pd_head *head, uint3
     entry->dropped = false;
 }
 
+static void entry_whole(const struct pd_rules *rules, struct pd_entry *entry,
+                        const struct pd_head *head)
+{
+    uint32_t targets = head->length_tokens - 1;
+    if (head->loss.lengths)
+        targets = pd_loss_runs_count(head->loss, 1, head->length_tokens);
+    entry->segment.loss_tokens = entry->segment.sample_loss_tokens = targets;
+    entry->segment.slot_tokens = slot_of(rules, head->length_tokens);
+}
+
 static void entry_apply_cut(struct pd_entry *entry, const struct pd_cut *cut)
 {
     struct pd_segment *segment = &entry->segment;
@@ -107,11 +117,8 @@ static enum admit admit(const struct pd_planner *planner, const struct pd_head *
     entry_fill(entry, head, lane, planner->lanes.lane[lane].pass);
     if (!pd_cut_fits(head, pd_planner_room(rules)))
         return admit_over(rules, head, entry, slots);
-    uint32_t targets = head->length_tokens - 1;
-    if (head->loss.lengths)
-        targets = pd_loss_runs_count(head->loss, 1, head->length_tokens);
-    entry->segment.loss_tokens = entry->segment.sample_loss_tokens = targets;
-    *slots = entry->segment.slot_tokens = slot_of(rules, head->length_tokens);
+    entry_whole(rules, entry, head);
+    *slots = entry->segment.slot_tokens;
     return ADMIT_WHOLE;
 }
 
@@ -133,8 +140,7 @@ static void consume(struct pd_planner *planner, const struct pd_head *head, uint
                     uint64_t slots, bool out_of_turn)
 {
     uint32_t rule = planner->lanes.ordered ? 0 : lane;
-    if (planner->records.skip_count > 0 &&
-        planner->rules.lanes[rule].on_end != PD_ON_END_REPEAT)
+    if (planner->records.skip_count > 0 && planner->rules.lanes[rule].on_end != PD_ON_END_REPEAT)
         pd_records_retire(&planner->records, head->stream, head->seq);
     pd_lanes_consume(&planner->lanes, lane, slots, out_of_turn);
 }
@@ -163,10 +169,6 @@ static int draw(struct pd_planner *planner, const struct pd_supply *supply, stru
 {
     uint64_t limit = pd_records_limit(&planner->records);
     drawn->out_of_turn = false;
-    drawn->lane = 0;
-    drawn->head = pd_lanes_at_hand(&planner->lanes, limit);
-    if (drawn->head)
-        return STEP_TOOK;
     int rc = pd_lanes_peek(&planner->lanes, supply, limit, &drawn->head, &drawn->lane);
     bool low = planner->window.keys < planner->window.key_max && planner->shuffle.count == 0;
     if (rc == PD_DRAW_DRY && low) {
@@ -222,6 +224,38 @@ static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
     return STEP_TOOK;
 }
 
+/* As many heads of the only lane as go into the window just as they are: take_next without its questions, once per head. The head at
+ * which it stops is for take_next. */
+static void take_run(struct pd_planner *planner)
+{
+    struct pd_window *window = &planner->window;
+    const struct pd_rules *rules = &planner->rules;
+    uint32_t count = 0, taken = 0, pass = planner->lanes.lane[0].pass;
+    uint64_t before = 0, limit = pd_records_limit(&planner->records);
+    const struct pd_head *heads = pd_lanes_run(&planner->lanes, limit, &count, &before);
+    struct pd_cursor at = planner->lanes.lane[0].cursor;
+    if (!heads || planner->records.skip_count > 0)
+        return;
+    if (count > window->capacity - window->count)
+        count = window->capacity - window->count;
+    for (; taken < count; taken++) {
+        const struct pd_head *head = &heads[taken];
+        if (!pd_lanes_sound(head, at) || head->block >= before ||
+            !pd_cut_fits(head, pd_planner_room(rules)) ||
+            !window_has_room(planner, pd_head_bytes(head)))
+            break;
+        pd_window_expect(window, head->length_tokens);
+        struct pd_entry *entry = &window->entries[pd_window_slot(window)];
+        entry_fill(entry, head, 0, pass);
+        entry_whole(rules, entry, head);
+        pd_window_insert(window);
+        at.block = head->block;
+        at.index = head->index + 1;
+    }
+    if (taken > 0)
+        pd_lanes_consume_run(&planner->lanes, taken);
+}
+
 /* One head from its lane straight into the window. */
 static int take_next(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
 {
@@ -230,7 +264,6 @@ static int take_next(struct pd_planner *planner, const struct pd_supply *supply,
     *lane = drawn.lane;
     if (rc != STEP_TOOK)
         return rc;
-    pd_window_expect(&planner->window, drawn.head->length_tokens);
     struct pd_entry *entry = &planner->window.entries[pd_window_slot(&planner->window)];
     uint64_t slots = 0;
     enum admit how = admit(planner, drawn.head, drawn.lane, entry, &slots);
@@ -309,6 +342,8 @@ int pd_refill(struct pd_planner *planner, const struct pd_supply *supply, uint32
                                          : take_next(planner, supply, lane);
         if (rc != STEP_TOOK)
             return rc;
+        if (!shuffled && !planner->pending.active)
+            take_run(planner);
     }
     return PD_REFILL_FULL;
 }

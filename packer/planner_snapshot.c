@@ -45,11 +45,10 @@ static uint32_t rule_lanes(const struct pd_rules *rules)
 
 static void put_rules(struct pd_buf *buf, const struct pd_rules *r)
 {
-    const uint64_t values[] = {r->seq_len,         r->window_samples, r->window_bytes,
-                               r->strategy,        r->order,          r->shuffle_samples,
-                               r->shuffle_bytes,   r->merge,          r->over_length,
-                               r->seg_align,       r->segments_max,   r->patches_max,
-                               r->seed,            r->lane_count};
+    const uint64_t values[] = {r->seq_len,     r->window_samples,  r->window_bytes,  r->strategy,
+                               r->order,       r->shuffle_samples, r->shuffle_bytes, r->merge,
+                               r->over_length, r->seg_align,       r->segments_max,  r->patches_max,
+                               r->seed,        r->lane_count};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         put(buf, values[i]);
     for (uint32_t i = 0; i < rule_lanes(r); i++) {
@@ -85,11 +84,16 @@ static void get_rules(struct pd_reader *reader, struct pd_rules *r)
 
 static void put_stats(struct pd_buf *buf, const struct pd_planner_stats *s)
 {
-    const uint64_t values[] = {s->packs,           s->samples,
-                               s->parts,           s->truncated_samples,
-                               s->truncated_tokens, s->split_samples,
-                               s->skipped_samples, s->rejected_samples,
-                               s->age_max_samples, s->used_slots,
+    const uint64_t values[] = {s->packs,
+                               s->samples,
+                               s->parts,
+                               s->truncated_samples,
+                               s->truncated_tokens,
+                               s->split_samples,
+                               s->skipped_samples,
+                               s->rejected_samples,
+                               s->age_max_samples,
+                               s->used_slots,
                                s->real_tokens};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         put(buf, values[i]);
@@ -97,11 +101,16 @@ static void put_stats(struct pd_buf *buf, const struct pd_planner_stats *s)
 
 static void get_stats(struct pd_reader *reader, struct pd_planner_stats *s)
 {
-    uint64_t *const values[] = {&s->packs,           &s->samples,
-                                &s->parts,           &s->truncated_samples,
-                                &s->truncated_tokens, &s->split_samples,
-                                &s->skipped_samples, &s->rejected_samples,
-                                &s->age_max_samples, &s->used_slots,
+    uint64_t *const values[] = {&s->packs,
+                                &s->samples,
+                                &s->parts,
+                                &s->truncated_samples,
+                                &s->truncated_tokens,
+                                &s->split_samples,
+                                &s->skipped_samples,
+                                &s->rejected_samples,
+                                &s->age_max_samples,
+                                &s->used_slots,
                                 &s->real_tokens};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         *values[i] = get(reader);
@@ -192,8 +201,7 @@ static bool get_entry(struct pd_reader *reader, const struct pd_rules *rules,
     bool fits = s->slot_tokens <= rules->seq_len && s->slot_tokens % rules->seg_align == 0 &&
                 (rules->patches_max == 0 || s->patches <= rules->patches_max);
     return expect(reader, flags <= 3 && entry->lane < rules->lane_count &&
-                              entry->payload_bytes < UINT64_MAX >> 24 &&
-                              (fits || entry->cuttable));
+                              entry->payload_bytes < UINT64_MAX >> 24 && (fits || entry->cuttable));
 }
 
 static void put_window(struct pd_buf *buf, const struct pd_window *window, bool with_bins)
@@ -218,8 +226,8 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
     uint64_t entered = get(reader);
     uint64_t mean = get(reader);
     uint64_t square = get(reader);
-    expect(reader, count <= window->capacity && mean <= key_max << 16 &&
-                       square <= key_max * key_max << 16);
+    expect(reader,
+           count <= window->capacity && mean <= key_max << 16 && square <= key_max * key_max << 16);
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         uint32_t slot = pd_window_slot(window);
         struct pd_entry *entry = &window->entries[slot];
@@ -227,8 +235,8 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
             return;
         uint64_t age = get32(reader);
         uint32_t bin = get32(reader);
-        if (!expect(reader, age < entered && age < last && !entry->cuttable &&
-                                !entry->dropped && bin <= window->capacity))
+        if (!expect(reader, age < entered && age < last && !entry->cuttable && !entry->dropped &&
+                                bin <= window->capacity))
             return;
         last = age;
         window->entered = entered - age - 1;
@@ -254,9 +262,9 @@ static void get_solver(struct pd_reader *reader, const struct pd_rules *rules,
         return;
     pd_solver_rebuild(solver, window, bin_count, packs_left);
     for (uint32_t i = 0; i < bin_count; i++)
-        expect(reader, solver->bins[i].used_keys <= window->key_max &&
-                           (rules->segments_max == 0 ||
-                            solver->bins[i].count <= rules->segments_max));
+        expect(reader,
+               solver->bins[i].used_keys <= window->key_max &&
+                   (rules->segments_max == 0 || solver->bins[i].count <= rules->segments_max));
 }
 
 static void put_shuffle(struct pd_buf *buf, const struct pd_shuffle *shuffle)
@@ -351,8 +359,8 @@ static int get_flush(struct pd_reader *reader, struct pd_records *records)
     flush.at = get(reader);
     flush.packs = get(reader);
     flush.made = get(reader);
-    bool later = records->flush_count == 0 ||
-                 records->flushes[records->flush_count - 1].at <= flush.at;
+    bool later =
+        records->flush_count == 0 || records->flushes[records->flush_count - 1].at <= flush.at;
     bool open = flush.packs == 0 || flush.made < flush.packs;
     if (!expect(reader, later && open && flush.at <= records->last_at))
         return 0;
@@ -469,5 +477,6 @@ int pd_planner_restore(const void *data, size_t size, struct pd_planner **planne
         return 0;
     pd_planner_free(*planner);
     *planner = NULL;
-    return pd_error_set(error, rc, "SNAPSHOT", "the planner snapshot of %zu bytes is damaged", size);
+    return pd_error_set(error, rc, "SNAPSHOT", "the planner snapshot of %zu bytes is damaged",
+                        size);
 }

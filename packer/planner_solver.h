@@ -12,7 +12,7 @@
 #define PD_SOLVER_PACKS 4 /* packs taken from one paper */
 
 struct pd_bin {
-    uint32_t used_keys; /* 0 once it has left */
+    uint32_t used_keys;   /* 0 once it has left */
     uint32_t first, last; /* its entries, linked through pd_node.bin_next */
     uint32_t count;
     uint32_t next; /* with the same used_keys */

@@ -41,8 +41,8 @@ enum pd_refill {
 };
 
 /* Fills the window. An enum pd_refill, or a negative error after which the planner is of no use. */
-int pd_refill(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
-    PD_MUST_CHECK;
+int pd_refill(struct pd_planner *planner, const struct pd_supply *supply,
+              uint32_t *lane) PD_MUST_CHECK;
 
 static inline struct pd_cut_room pd_planner_room(const struct pd_rules *rules)
 {

@@ -60,8 +60,24 @@ static bool is_dormant(const struct pd_window *window, uint32_t slot)
            follows(&window->entries[window->newest].segment, segment);
 }
 
+static void fifo_append(struct pd_window *window, uint32_t slot, uint32_t key)
+{
+    struct pd_node *node = &window->nodes[slot];
+    struct pd_fifo *fifo = &window->fifos[key];
+    uint32_t newest = fifo->newest;
+    fifo->newest = slot;
+    node->fifo_older = newest;
+    node->fifo_newer = PD_SLOT_NONE;
+    if (newest != PD_SLOT_NONE) {
+        window->nodes[newest].fifo_newer = slot;
+        return;
+    }
+    fifo->oldest = slot;
+    pd_bits_set(&window->sizes, key);
+}
+
 /* Behind `before`, which is PD_SLOT_NONE for the front. */
-static void fifo_link(struct pd_window *window, uint32_t slot, uint32_t before)
+static void fifo_insert(struct pd_window *window, uint32_t slot, uint32_t before)
 {
     struct pd_node *node = &window->nodes[slot];
     struct pd_fifo *fifo = &window->fifos[node->key];
@@ -95,13 +111,21 @@ static void fifo_unlink(struct pd_window *window, uint32_t slot)
         pd_bits_clear(&window->sizes, node->key);
 }
 
-/* An exact mean of the first 2^MEAN_SHIFT values, an exponential one afterwards. */
-static uint64_t mean_of(uint64_t mean_fixed, uint64_t value, uint64_t before)
+/* Exact means of the first 2^MEAN_SHIFT keys and their squares, exponential ones afterwards. */
+static void means_update(struct pd_window *window, uint64_t key)
 {
-    int64_t change = (int64_t)(value << 16) - (int64_t)mean_fixed;
-    if (before >> MEAN_SHIFT)
-        return mean_fixed + (uint64_t)(change >> MEAN_SHIFT);
-    return mean_fixed + (uint64_t)(change / (int64_t)(before + 1));
+    int64_t mean = (int64_t)window->mean_fixed, square = (int64_t)window->square_fixed;
+    int64_t mean_change = (int64_t)(key << 16) - mean;
+    int64_t square_change = (int64_t)(key * key << 16) - square;
+    if (window->entered >> MEAN_SHIFT) {
+        mean_change >>= MEAN_SHIFT;
+        square_change >>= MEAN_SHIFT;
+    } else {
+        mean_change /= (int64_t)(window->entered + 1);
+        square_change /= (int64_t)(window->entered + 1);
+    }
+    window->mean_fixed = (uint64_t)(mean + mean_change);
+    window->square_fixed = (uint64_t)(square + square_change);
 }
 
 void pd_window_insert(struct pd_window *window)
@@ -123,15 +147,13 @@ void pd_window_insert(struct pd_window *window)
     *(window->newest == PD_SLOT_NONE ? &window->oldest : &window->nodes[window->newest].newer) =
         slot;
     window->newest = slot;
-    window->mean_fixed = mean_of(window->mean_fixed, key, window->entered);
-    window->square_fixed =
-        mean_of(window->square_fixed, (uint64_t)key * key, window->entered);
+    means_update(window, key);
     window->entered++;
     window->count++;
     window->keys += key;
     window->payload_bytes += entry->payload_bytes;
     if (!dormant)
-        fifo_link(window, slot, window->fifos[key].newest);
+        fifo_append(window, slot, key);
 }
 
 /* The part behind `slot`, if it waited for it, may be chosen now. */
@@ -141,7 +163,7 @@ static void wake_follower(struct pd_window *window, uint32_t slot, uint32_t next
         return;
     if (!follows(&window->entries[slot].segment, &window->entries[next].segment))
         return;
-    fifo_link(window, next, fifo_place(window, next));
+    fifo_insert(window, next, fifo_place(window, next));
 }
 
 void pd_window_remove(struct pd_window *window, uint32_t slot)
@@ -160,4 +182,3 @@ void pd_window_remove(struct pd_window *window, uint32_t slot)
     node->newer = window->free;
     window->free = slot;
 }
-

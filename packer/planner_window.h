@@ -52,8 +52,8 @@ struct pd_window {
 };
 
 /* PD_ENOMEM. align divides seq_len. */
-int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, uint32_t capacity)
-    PD_MUST_CHECK;
+int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align,
+                   uint32_t capacity) PD_MUST_CHECK;
 void pd_window_fini(struct pd_window *window);
 
 /* The slot the next insert will use: fill entries[slot], then insert. The window must not be full. */

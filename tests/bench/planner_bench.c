@@ -228,7 +228,7 @@ static struct outcome plan(const struct array_supply *heads, uint32_t seq_len, u
     outcome.fill = fill_of(&stats, seq_len);
     outcome.samples = stats.samples;
     PD_CHECK(pd_planner_control(planner, &(struct pd_control){.kind = PD_CONTROL_END_FEED,
-                                                             .at = UINT64_MAX - 1}) == 0);
+                                                              .at = UINT64_MAX - 1}) == 0);
     while ((rc = pd_planner_next(planner, &supply, &pack, &want)) == 0)
         ;
     PD_CHECK(rc == PD_EEND);
@@ -262,7 +262,8 @@ static struct row measure(const char *name, struct lengths whole, uint32_t seq_l
     for (size_t i = 0; i < packed.count; i++)
         sum += packed.value[i];
     size_t packs;
-    PD_CHECK(pd_offline_pack(PD_OFFLINE_BFD, packed.value, packed.count, seq_len, NULL, &packs) == 0);
+    PD_CHECK(pd_offline_pack(PD_OFFLINE_BFD, packed.value, packed.count, seq_len, NULL, &packs) ==
+             0);
     row.mean = sum / (double)packed.count;
     row.bfd = 100 * sum / (double)packs / seq_len;
     row.ceiling = pd_offline_ceiling_ppm(packed.value, packed.count, seq_len) / 1e4;
@@ -292,7 +293,8 @@ static void print_row(const struct row *row, bool json, bool first)
         return;
     }
     if (first)
-        printf("| lengths | L | mean | exact | sequential | BFD, whole set | ceiling | budget | age, samples | "
+        printf("| lengths | L | mean | exact | sequential | BFD, whole set | ceiling | budget | "
+               "age, samples | "
                "M samples/s | |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
     printf("| %s | %u | %.0f | %.4f | %.2f | %.4f | %.3f | %.3f | %llu | %.1f | %s |\n", row->name,
            row->seq_len, row->mean, row->exact.fill, row->sequential.fill, row->bfd, row->ceiling,
@@ -333,8 +335,10 @@ static void add_lists(struct table *table)
     static const struct {
         const char *name;
         uint32_t seq_len;
-    } lists[] = {{"gsm8k_train_bytes", 2048}, {"gsm8k_train_bytes", 4096},
-                 {"gsm8k_train_bytes", 8192}, {"debian_docs", 8192},
+    } lists[] = {{"gsm8k_train_bytes", 2048},
+                 {"gsm8k_train_bytes", 4096},
+                 {"gsm8k_train_bytes", 8192},
+                 {"debian_docs", 8192},
                  {"debian_docs", 32768}};
     for (size_t i = 0; i < PD_COUNT_OF(lists) && !table->options->rate_only; i++) {
         struct lengths lengths = lengths_of_file(table->options->data_dir, lists[i].name);
@@ -343,8 +347,8 @@ static void add_lists(struct table *table)
                     lists[i].name, table->options->data_dir);
             continue;
         }
-        struct row row = measure(lists[i].name, lengths, lists[i].seq_len,
-                                 table->options->window, table->options->fill_only ? 1 : RUNS);
+        struct row row = measure(lists[i].name, lengths, lists[i].seq_len, table->options->window,
+                                 table->options->fill_only ? 1 : RUNS);
         add_row(table, &row);
         free(lengths.value);
     }

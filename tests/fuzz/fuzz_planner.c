@@ -44,8 +44,7 @@ static int read_threes(void *ctx, uint32_t lane, struct pd_cursor at, const stru
     (void)lane;
     if (at.block > UINT64_MAX - 2 || at.index > 1000)
         return 0;
-    *head = (struct pd_head){
-        .block = at.block, .index = at.index, .length_tokens = 3, .weight = 1};
+    *head = (struct pd_head){.block = at.block, .index = at.index, .length_tokens = 3, .weight = 1};
     *heads = head;
     return 1;
 }
@@ -96,7 +95,8 @@ static void restore_damaged(const uint8_t *data, size_t size)
         PD_CHECK(pd_planner_next(planner, &supply, &pack, &want) == 0);
     PD_CHECK(pd_planner_save(planner, &buf) == 0);
     for (uint32_t i = chance_below(&chance, 8); i > 0; i--)
-        buf.data[chance_below(&chance, (uint32_t)buf.size_bytes)] = (uint8_t)chance_below(&chance, 256);
+        buf.data[chance_below(&chance, (uint32_t)buf.size_bytes)] =
+            (uint8_t)chance_below(&chance, 256);
     restore_bytes(buf.data, buf.size_bytes);
     pd_buf_fini(&buf);
     pd_pack_fini(&pack);

@@ -455,15 +455,15 @@ static bool same_segment(const struct pd_segment *a, const struct pd_segment *b,
            a->length_tokens == b->length_tokens && a->slot_tokens == b->slot_tokens &&
            a->sample_tokens == b->sample_tokens && a->loss_tokens == b->loss_tokens &&
            a->sample_loss_tokens == b->sample_loss_tokens && a->patches == b->patches &&
-           a->weight == b->weight &&
-           (!places || (a->block == b->block && a->index == b->index));
+           a->weight == b->weight && (!places || (a->block == b->block && a->index == b->index));
 }
 
 static const char *pack_differs(const struct pd_pack *a, const struct pd_pack *b, bool places)
 {
     if (a->number != b->number || a->segment_count != b->segment_count ||
         a->used_slots != b->used_slots) {
-        snprintf(text, sizeof text, "pack %llu: %u segments, %u slots; pack %llu: %u segments, %u slots",
+        snprintf(text, sizeof text,
+                 "pack %llu: %u segments, %u slots; pack %llu: %u segments, %u slots",
                  (unsigned long long)a->number, a->segment_count, a->used_slots,
                  (unsigned long long)b->number, b->segment_count, b->used_slots);
         return text;
@@ -472,7 +472,8 @@ static const char *pack_differs(const struct pd_pack *a, const struct pd_pack *b
         const struct pd_segment *s = &a->segments[i], *t = &b->segments[i];
         if (same_segment(s, t, places))
             continue;
-        snprintf(text, sizeof text, "pack %llu segment %u: %u/%llu part %u len %u; %u/%llu part %u len %u",
+        snprintf(text, sizeof text,
+                 "pack %llu segment %u: %u/%llu part %u len %u; %u/%llu part %u len %u",
                  (unsigned long long)a->number, i, s->stream, (unsigned long long)s->seq, s->part,
                  s->length_tokens, t->stream, (unsigned long long)t->seq, t->part,
                  t->length_tokens);
@@ -488,8 +489,7 @@ const char *packs_differ(const struct packs *a, const struct packs *b, bool plac
         if (how)
             return how;
     }
-    if (a->count == b->count && a->end == b->end &&
-        (a->end != PD_EAGAIN || a->lane == b->lane))
+    if (a->count == b->count && a->end == b->end && (a->end != PD_EAGAIN || a->lane == b->lane))
         return NULL;
     snprintf(text, sizeof text, "%zu packs, end %d, lane %d; %zu packs, end %d, lane %d", a->count,
              a->end, (int)a->lane, b->count, b->end, (int)b->lane);
@@ -567,7 +567,8 @@ static const char *samples_unsound(const struct planner_case *c, const struct pa
             why = part_unsound(&seen[(s->stream * seqs + s->seq) * PASSES + s->pass], s);
         }
     for (size_t i = 0; i < all && !why; i++)
-        if (packs->end == PD_EEND && seen[i].any && seen[i].last.part + 1 != seen[i].last.part_count)
+        if (packs->end == PD_EEND && seen[i].any &&
+            seen[i].last.part + 1 != seen[i].last.part_count)
             why = "a sample lost its last parts";
     bool once = packs->end == PD_EEND;
     for (uint32_t i = 0; i < c->rules.lane_count; i++)

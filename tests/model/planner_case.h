@@ -42,9 +42,9 @@ struct packs {
 void packs_fini(struct packs *packs);
 
 enum run_how {
-    RUN_LIVE,     /* records appear one by one, packs are asked for as they come; sets from_pack */
-    RUN_AGAIN,    /* the same in another rhythm */
-    RUN_AT_ONCE,  /* the whole log in sight, every record told first */
+    RUN_LIVE,    /* records appear one by one, packs are asked for as they come; sets from_pack */
+    RUN_AGAIN,   /* the same in another rhythm */
+    RUN_AT_ONCE, /* the whole log in sight, every record told first */
 };
 /* Runs the planner; with `restarts`, it is saved and restored now and then. */
 struct packs case_run(struct planner_case *c, struct chance *chance, enum run_how how,

@@ -35,12 +35,13 @@ static int read_endless(void *ctx, uint32_t lane, struct pd_cursor at, const str
     if (block >= lanes->blocks)
         return 0;
     for (uint32_t i = from; i < SPAN; i++)
-        lanes->heads[i] = (struct pd_head){.block = block,
-                                           .index = i,
-                                           .stream = lane,
-                                           .seq = block * SPAN + i,
-                                           .length_tokens = length_of(block * SPAN + i, lanes->over),
-                                           .weight = 1};
+        lanes->heads[i] =
+            (struct pd_head){.block = block,
+                             .index = i,
+                             .stream = lane,
+                             .seq = block * SPAN + i,
+                             .length_tokens = length_of(block * SPAN + i, lanes->over),
+                             .weight = 1};
     *heads = lanes->heads + from;
     return (int)(SPAN - from);
 }
@@ -94,9 +95,14 @@ int main(void)
 {
     const char *text = getenv("PD_SAMPLES");
     uint64_t samples = text ? strtoull(text, NULL, 10) : 10000000;
-    struct shape plain = {"one lane", {.seq_len = 8192, .window_samples = 1024,
-                                       .window_bytes = UINT64_MAX, .seg_align = 1,
-                                       .lane_count = 1, .lanes = {{.weight = 1}}}, 60};
+    struct shape plain = {"one lane",
+                          {.seq_len = 8192,
+                           .window_samples = 1024,
+                           .window_bytes = UINT64_MAX,
+                           .seg_align = 1,
+                           .lane_count = 1,
+                           .lanes = {{.weight = 1}}},
+                          60};
     struct shape shuffled = plain, ordered = plain;
     shuffled.name = "shuffled, split, two weighted lanes";
     shuffled.share = 20;
@@ -110,6 +116,7 @@ int main(void)
     ordered.share = 1;
     ordered.rules.merge = PD_MERGE_ORDERED;
     ordered.rules.lane_count = 64;
-    return run(&plain, samples * plain.share / 100) + run(&shuffled, samples * shuffled.share / 100) +
+    return run(&plain, samples * plain.share / 100) +
+           run(&shuffled, samples * shuffled.share / 100) +
            run(&ordered, samples * ordered.share / 100);
 }

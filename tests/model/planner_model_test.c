@@ -25,11 +25,11 @@ static void compare(uint64_t seed, const char *what, struct packs got, const str
 
 static const char *counts_differ(const struct pd_planner_stats *stats, struct model_counts counts)
 {
-    return stats->rejected_samples != counts.rejected  ? "rejected_samples"
-           : stats->skipped_samples != counts.skipped  ? "skipped_samples"
+    return stats->rejected_samples != counts.rejected     ? "rejected_samples"
+           : stats->skipped_samples != counts.skipped     ? "skipped_samples"
            : stats->truncated_samples != counts.truncated ? "truncated_samples"
-           : stats->split_samples != counts.split      ? "split_samples"
-                                                       : NULL;
+           : stats->split_samples != counts.split         ? "split_samples"
+                                                          : NULL;
 }
 
 struct seen_kinds {
@@ -73,13 +73,14 @@ int main(void)
     struct seen_kinds kinds = {0};
     for (uint64_t i = 0; i < count && failures < 5; i++)
         run_case(first + i, &kinds);
-    printf("seeds %llu to %llu: %llu packs, %llu segments, %llu split, %llu truncated, %llu skipped, "
-           "%llu ended, %llu waiting; %d failures\n",
-           (unsigned long long)first, (unsigned long long)(first + count - 1),
-           (unsigned long long)kinds.packs, (unsigned long long)kinds.segments,
-           (unsigned long long)kinds.splits, (unsigned long long)kinds.truncated,
-           (unsigned long long)kinds.skips, (unsigned long long)kinds.ended,
-           (unsigned long long)kinds.blocked, failures);
+    printf(
+        "seeds %llu to %llu: %llu packs, %llu segments, %llu split, %llu truncated, %llu skipped, "
+        "%llu ended, %llu waiting; %d failures\n",
+        (unsigned long long)first, (unsigned long long)(first + count - 1),
+        (unsigned long long)kinds.packs, (unsigned long long)kinds.segments,
+        (unsigned long long)kinds.splits, (unsigned long long)kinds.truncated,
+        (unsigned long long)kinds.skips, (unsigned long long)kinds.ended,
+        (unsigned long long)kinds.blocked, failures);
     bool all_kinds = kinds.splits && kinds.truncated && kinds.skips && kinds.ended && kinds.blocked;
     return failures > 0 || (!seed && !all_kinds);
 }

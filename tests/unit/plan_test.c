@@ -162,11 +162,24 @@ static void test_totals(void **state)
 {
     struct pd_pack pack = {0};
     struct pd_totals totals = {0};
-    struct pd_segment a = {.part_count = 1, .length_tokens = 5, .slot_tokens = 8, .sample_tokens = 5,
-                           .loss_tokens = 4, .sample_loss_tokens = 4, .weight = 2, .patches = 3};
-    struct pd_segment b = {.part = 1, .part_count = 2, .offset_tokens = 4, .overlap_tokens = 1,
-                           .length_tokens = 3, .slot_tokens = 4, .sample_tokens = 7,
-                           .loss_tokens = 2, .sample_loss_tokens = 6, .weight = 3};
+    struct pd_segment a = {.part_count = 1,
+                           .length_tokens = 5,
+                           .slot_tokens = 8,
+                           .sample_tokens = 5,
+                           .loss_tokens = 4,
+                           .sample_loss_tokens = 4,
+                           .weight = 2,
+                           .patches = 3};
+    struct pd_segment b = {.part = 1,
+                           .part_count = 2,
+                           .offset_tokens = 4,
+                           .overlap_tokens = 1,
+                           .length_tokens = 3,
+                           .slot_tokens = 4,
+                           .sample_tokens = 7,
+                           .loss_tokens = 2,
+                           .sample_loss_tokens = 6,
+                           .weight = 3};
     (void)state;
     assert_int_equal(pd_pack_push(&pack, &a), 0);
     assert_int_equal(pd_pack_push(&pack, &b), 0);
