@@ -100,9 +100,10 @@ int pd_client_sample_check(const struct packd_sample *sample, const struct pd_cl
     uint64_t most =
         limits->sample_bytes < limits->block_bytes ? limits->sample_bytes : limits->block_bytes;
     if (sample->count > UINT32_MAX || sample_body_bytes(sample) > most)
-        return pd_client_error(error, PACKD_ELIMIT, "TOO_LARGE",
-                               "sample of %zu tokens (%zu bytes): the server takes %llu bytes",
-                               sample->count, sample_body_bytes(sample), (unsigned long long)most);
+        return pd_client_error(
+            error, PACKD_ELIMIT, "TOO_LARGE",
+            "sample of %zu tokens (%zu bytes): the server takes at most %llu bytes", sample->count,
+            sample_body_bytes(sample), (unsigned long long)most);
     if (64 + sample_head_bytes(sample) > limits->head_bytes)
         return pd_client_error(error, PACKD_ELIMIT, "HEAD_TOO_LARGE",
                                "loss_mask changes too often: its runs take more than %llu bytes",

@@ -192,7 +192,7 @@ static void take_limits(struct packd_producer *p, const Packd__V1__Welcome *welc
         .block_samples = or_default(welcome->max_block_samples, 4096)};
     p->stats.seq_len = welcome->seq_len;
     p->stats.vocab_size = welcome->vocab_size;
-    p->stats.max_sample_bytes = p->limits.sample_bytes;
+    p->stats.max_sample_bytes = at_most(p->limits.sample_bytes, p->limits.block_bytes);
 }
 
 /* Where the server stands against what we hold. */

@@ -33,16 +33,23 @@ struct fetch {
     uint64_t uncommitted;      /* steps since the last commit */
     uint64_t started_ns, first_ns;
     char end_reason[40];
+    struct packd_waiting told; /* the wait last shown */
 };
 
-static void on_waiting(void *ctx, const struct packd_waiting *w)
+/* A wait worth telling: longer than a second, and not told yet. */
+static void show_waiting(struct fetch *fetch, uint64_t since_ns)
 {
-    struct fetch *fetch = ctx;
-    if (fetch->ctl->quiet)
+    struct packd_waiting w;
+    if (pd_clock_mono_ns() - since_ns < UINT64_C(1000000000))
         return;
-    ctl_note(fetch->ctl, "step %" PRIu64 " micro %u: %s%s%s%s%s%s%s", w->step, w->micro,
-             w->reason_name, w->streams[0] ? "; streams " : "", w->streams,
-             w->sources[0] ? "; sources " : "", w->sources, w->text[0] ? ": " : "", w->text);
+    packd_job_waiting(fetch->job, &w);
+    if (!w.waiting || (w.reason == fetch->told.reason && w.step == fetch->told.step &&
+                       strcmp(w.streams, fetch->told.streams) == 0))
+        return;
+    fetch->told = w;
+    ctl_note(fetch->ctl, "step %" PRIu64 " micro %u: %s%s%s%s%s%s%s", w.step, w.micro,
+             w.reason_name, w.streams[0] ? "; streams " : "", w.streams,
+             w.sources[0] ? "; sources " : "", w.sources, w.text[0] ? ": " : "", w.text);
 }
 
 static void on_commit_needed(void *ctx, const struct packd_commit_needed *needed)
@@ -109,7 +116,7 @@ static int take(struct fetch *fetch, const struct packd_batch *b)
 static int next(struct fetch *fetch, const struct packd_batch **batch)
 {
     int64_t limit_ms = fetch->ctl->timeout_ms >= 0 ? fetch->ctl->timeout_ms : TIMEOUT_MS;
-    uint64_t deadline = pd_clock_mono_ns() + (uint64_t)limit_ms * 1000000;
+    uint64_t from = pd_clock_mono_ns(), deadline = from + (uint64_t)limit_ms * 1000000;
     struct packd_error error = {0};
     int rc;
     while ((rc = packd_job_next(fetch->job, CTL_SLICE_MS, batch, &error)) == PACKD_ETIMEDOUT) {
@@ -117,6 +124,7 @@ static int next(struct fetch *fetch, const struct packd_batch **batch)
             return -CTL_INTERRUPTED;
         if (pd_clock_mono_ns() >= deadline)
             break;
+        show_waiting(fetch, from);
     }
     if (rc == PACKD_EEND) {
         snprintf(fetch->end_reason, sizeof fetch->end_reason, "%s", error.reason);
@@ -330,7 +338,6 @@ static int run_fetch(struct ctl *ctl, int argc, char **argv)
     fetch.options = (struct packd_job_options){.server = ctl->server,
                                                .token = ctl->token,
                                                .feed = "default",
-                                               .on_waiting = on_waiting,
                                                .on_commit_needed = on_commit_needed,
                                                .ctx = &fetch,
                                                .timeout_ms = OPEN_TIMEOUT_MS};

@@ -31,6 +31,7 @@ struct push {
     struct packd_producer *producer;
     struct pd_input *input;
     uint64_t already, pushed, tokens, too_large;
+    uint64_t max_sample_bytes;
     bool feed_already_ended;
     struct {
         char reason[40];
@@ -169,13 +170,7 @@ static int in_slices(struct push *push, int (*call)(struct push *, void *, struc
 
 static int call_put(struct push *push, void *sample, struct packd_error *error)
 {
-    int rc = packd_producer_put(push->producer, sample, CTL_SLICE_MS, error);
-    if (rc == PACKD_ELIMIT && push->skip_bad &&
-        (strcmp(error->reason, "TOO_LARGE") == 0 || strcmp(error->reason, "HEAD_TOO_LARGE") == 0)) {
-        push->too_large++;
-        return 0;
-    }
-    return rc;
+    return packd_producer_put(push->producer, sample, CTL_SLICE_MS, error);
 }
 
 static int call_flush(struct push *push, void *unused, struct packd_error *error)
@@ -190,8 +185,19 @@ static int call_end(struct push *push, void *unused, struct packd_error *error)
     return packd_producer_end_stream(push->producer, CTL_SLICE_MS, error);
 }
 
+/* Samples above the server's limit take no seq, so they are left out before any are counted. */
+static bool is_too_large(const struct push *push, const struct packd_sample *sample)
+{
+    uint64_t bytes = (uint64_t)sample->count * 4 * (sample->labels ? 2 : 1);
+    return bytes > push->max_sample_bytes;
+}
+
 static int put_sample(struct push *push, struct packd_sample *sample, uint64_t first_seq)
 {
+    if (push->skip_bad && is_too_large(push, sample)) {
+        push->too_large++;
+        return CTL_OK;
+    }
     if (!push->appends && push->already < first_seq) {
         push->already++;
         return CTL_OK;
@@ -366,6 +372,7 @@ static int push_all(struct push *push)
         rc = open_both(push);
     if (rc == CTL_OK) {
         packd_producer_stats(push->producer, &stats);
+        push->max_sample_bytes = stats.max_sample_bytes;
         rc = push_samples(push, stats.first_seq);
     }
     if (rc == CTL_OK)
@@ -437,7 +444,8 @@ const struct ctl_command ctl_push_command = {
         "  --field NAMES   text fields, with commas; else tokens, input_ids, text, content, or "
         "else\n"
         "                  all strings of the first record in their order\n"
-        "  --skip-bad      count bad records instead of stopping at the first\n"
+        "  --skip-bad      count bad records and samples too large for the server instead of "
+        "stopping\n"
         "  --end           end the stream afterwards\n"
         "  --end-feed      end the feed afterwards, whoever else pushes to it\n\n"
         "  .jsonl: an object a line; .json: an array of objects; other files: one sample each. "
