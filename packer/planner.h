@@ -59,11 +59,14 @@ struct pd_rules {
     uint32_t patches_max;  /* vision patches a pack, 0 = no cap */
     uint64_t seed;
     uint32_t lane_count; /* >= 1 */
-    struct pd_lane_rules lanes
-        [16]; /* the first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0] */
+    /* The first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0]. */
+    struct pd_lane_rules lanes[PD_LANES_WEIGHTED_MAX];
 };
 
-/* Where heads come from: the server reads them from the log, tests from arrays. */
+/* Where heads come from: the server reads them from the log, tests from arrays.
+ *
+ * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below the cursor when the head of a split
+ * sample is read again, part by part (never below pd_planner_lowest_block). With several lanes, reads alternate between them. */
 struct pd_supply {
     void *ctx;
     /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns the count. They are borrowed until the
@@ -71,22 +74,28 @@ struct pd_supply {
     int (*read)(void *ctx, uint32_t lane, struct pd_cursor at, const struct pd_head **heads);
 };
 
-/* Everything that is not a head but may change a plan, in log order. `at` is its log position, above every record before it. */
+/* Everything that is not a head but may change a plan, in log order. `at` is its log position, above every record before it.
+ *
+ * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
+ * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
+ * that one. A flush told before the planner gets there does nothing until it does.
+ * WEIGHTS and SKIP act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP drops
+ * the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
-    PD_CONTROL_FLUSH, /* heads before `at` need not wait for a full window until `packs` packs are made or none is left; 0 = all */
-    PD_CONTROL_WEIGHTS, /* lane weights, from pack `from_pack` on */
-    PD_CONTROL_SKIP, /* drop sample (stream, seq) when it enters the window at or after pack `from_pack` */
+    PD_CONTROL_FLUSH,    /* until `packs` packs are made from a short window, or none is left */
+    PD_CONTROL_WEIGHTS,  /* lane weights; not for an ordered merge */
+    PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
 };
 
 struct pd_control {
     enum pd_control_kind kind;
     uint64_t at;
     uint32_t lane;
-    uint64_t packs;
+    uint64_t packs; /* FLUSH: 0 = all */
     uint64_t from_pack;
-    uint32_t weights[16];
+    uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
 };
@@ -102,9 +111,11 @@ struct pd_want {
 struct pd_planner_stats {
     uint64_t packs, samples, parts; /* emitted so far */
     uint64_t truncated_samples, truncated_tokens, split_samples, skipped_samples;
-    uint64_t
-        rejected_samples; /* over-length under `reject`, or no cut could make it fit: left out */
-    uint64_t age_max_samples; /* most heads that entered the window while one sample waited in it */
+    /* Over-length under `reject`, or no cut could make it fit: left out. */
+    uint64_t rejected_samples;
+    /* Most samples that entered the window while one waited in it. Bounded: each pack takes the oldest, or the oldest is younger than
+     * four windows; so at most (4 + most segments a pack) * window_samples. */
+    uint64_t age_max_samples;
     uint32_t window_samples;
     uint64_t window_tokens;
     uint64_t used_slots, real_tokens; /* of all packs emitted */
@@ -130,7 +141,8 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
 
 /* The cursor of a lane: heads below it are in the window, in the buffer, or packed. */
 struct pd_cursor pd_planner_cursor(const struct pd_planner *planner, uint32_t lane);
-/* The lowest block that the window and the buffer still need, or UINT64_MAX: the log must keep it. */
+/* The lowest block that the window and the buffer still need, and the first block of each lane that will be repeated; or UINT64_MAX. The log
+ * must keep it. Walks window and buffer: once per trim, not per pack. */
 uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
 

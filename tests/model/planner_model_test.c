@@ -69,7 +69,7 @@ int main(void)
 {
     const char *seed = getenv("PD_SEED"), *cases = getenv("PD_CASES");
     uint64_t first = seed ? strtoull(seed, NULL, 10) : 1;
-    uint64_t count = seed ? 1 : cases ? strtoull(cases, NULL, 10) : 1000;
+    uint64_t count = seed ? 1 : cases ? strtoull(cases, NULL, 10) : 400;
     struct seen_kinds kinds = {0};
     for (uint64_t i = 0; i < count && failures < 5; i++)
         run_case(first + i, &kinds);
