@@ -29,6 +29,8 @@
 #define THREADS_MAX 64
 /* After all calls were cancelled, gRPC needs only its own threads' time to give everything back. */
 #define CANCEL_WAIT_NS 10000000000u
+/* An idle client may not even read the GOAWAY (stock Python polls only inside calls), and gRPC would wait 20 s for its answer. */
+#define GOAWAY_WAIT_NS 300000000u
 
 struct accept {
     struct pd_tag tag;
@@ -381,8 +383,8 @@ void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
 
 /* ---- stop ---- */
 
-/* True when the server is down and no call is left; false when the time has passed. */
-static bool wait_down(struct pd_rpc *rpc, uint64_t wait_ns)
+/* True when no call is left (and, with_server, gRPC has closed all connections); false when the time has passed. */
+static bool wait_down(struct pd_rpc *rpc, bool with_server, uint64_t wait_ns)
 {
     uint64_t until_ns = pd_clock_mono_ns() + wait_ns;
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
@@ -390,9 +392,9 @@ static bool wait_down(struct pd_rpc *rpc, uint64_t wait_ns)
     int rc = 0;
 
     pthread_mutex_lock(&rpc->lock);
-    while (rc == 0 && !(rpc->server_down && rpc->live == 0))
+    while (rc == 0 && !(rpc->live == 0 && (rpc->server_down || !with_server)))
         rc = pthread_cond_timedwait(&rpc->changed, &rpc->lock, &until);
-    bool down = rpc->server_down && rpc->live == 0;
+    bool down = rpc->live == 0 && (rpc->server_down || !with_server);
     pthread_mutex_unlock(&rpc->lock);
     return down;
 }
@@ -422,11 +424,12 @@ static void stop_server(struct pd_rpc *rpc, uint64_t grace_ns)
         PD_CHECK(event.type == GRPC_OP_COMPLETE && event.tag == &rpc->on_shutdown);
         on_server_down(&rpc->on_shutdown, true);
     }
-    if (wait_down(rpc, grace_ns))
+    if (!wait_down(rpc, false, grace_ns))
+        pd_log(PD_LOG_WARN, "calls_cancelled", "text=\"some calls did not end within the grace period\"");
+    else if (wait_down(rpc, true, GOAWAY_WAIT_NS))
         return;
-    pd_log(PD_LOG_WARN, "calls_cancelled", "calls=%u", rpc->live);
-    grpc_server_cancel_all_calls(rpc->server);
-    if (!wait_down(rpc, CANCEL_WAIT_NS))
+    grpc_server_cancel_all_calls(rpc->server); /* closes all connections too */
+    if (!wait_down(rpc, true, CANCEL_WAIT_NS))
         pd_panic(__FILE__, __LINE__, "%u gRPC calls did not end after they were cancelled", rpc->live);
 }
 
