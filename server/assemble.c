@@ -1,10 +1,12 @@
 /* Assembling one batch: plan and heads from the log, layout, structural check, digests, header.
  *
- * Place in the flow: an assemble thread of serve.c calls begin, step, measure, build, end for each batch. The thread owns the
- * assembler and its log reader; rows and header memory are kept from batch to batch.
+ * Place in the flow: an assemble thread of serve.c calls begin, step, measure, build, end for each
+ * batch. The thread owns the assembler and its log reader; rows and header memory are kept from
+ * batch to batch.
  *
- * Invariant: what build returns is a function of (plan entry, log, configuration); it passed every structural rule against the plan
- * that was read in the same transaction. Sample bytes are verified against the digests of the door by pd_log_bodies.
+ * Invariant: what build returns is a function of (plan entry, log, configuration); it passed every
+ * structural rule against the plan that was read in the same transaction. Sample bytes are verified
+ * against the digests of the door by pd_log_bodies.
  *
  * It does not decide which batch is built, does not retry, and does not count or log: serve does. */
 #include "server/assemble.h"
@@ -33,6 +35,7 @@ struct pd_assembler {
     struct pd_batch_key key;
     uint32_t max_seqlen_real, max_seqlen_padded;
     size_t header_bytes;
+    uint64_t checked_ns;
     pd_corrupt_fn *corrupt;
     void *corrupt_ctx;
 };
@@ -252,7 +255,8 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Longest steps of the Megatron pair: real lengths, and slots with the row's tail joined to the last one. */
+/* Longest steps of the Megatron pair: real lengths, and slots with the row's tail joined to the
+ * last one. */
 static void megatron_longest(struct pd_assembler *a, uint32_t rows, uint32_t width)
 {
     a->max_seqlen_real = a->max_seqlen_padded = 0;
@@ -437,7 +441,10 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
                             pd_err_text(rc));
     if (a->corrupt)
         a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
-    if (pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding) != 0)
+    uint64_t began_ns = pd_clock_mono_ns();
+    rc = pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding);
+    a->checked_ns = pd_clock_mono_ns() - began_ns;
+    if (rc != 0)
         return violated(a, finding, error);
     finding->text[0] = 0;
     return 0;
@@ -472,5 +479,6 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     ready->header = header;
     ready->header_bytes = a->header_bytes;
     ready->built_ns = pd_clock_mono_ns() - began_ns;
+    ready->checked_ns = a->checked_ns;
     return 0;
 }

@@ -1,9 +1,11 @@
 /* Assembling: from a step's place in the plan to one finished, checked batch with its header.
  *
- *   begin ─> step (once a step: totals over all its packs) ─> measure (exact bytes) ─> build: lay out ─> check ─> digests ─> header ─> end
+ *   begin ─> step ─────> measure ─────> build ───────────────────────────────> end
+ *            once a step  exact bytes    lay out ─> check ─> digests ─> header
  *
- * begin opens a short read transaction and end closes it; what measure has read is used by the build that follows it. One thread owns
- * an assembler (each assemble thread of serve.h has one). It knows nothing of tables, waiters or memory budgets. */
+ * begin opens a short read transaction and end closes it; what measure has read is used by the
+ * build that follows it. One thread owns an assembler (each assemble thread of serve.h has one). It
+ * knows nothing of tables, waiters or memory budgets. */
 #ifndef PD_SERVER_ASSEMBLE_H
 #define PD_SERVER_ASSEMBLE_H
 
@@ -41,19 +43,21 @@ void pd_assembler_free(struct pd_assembler *assembler); /* NULL is allowed */
 int pd_assembler_begin(struct pd_assembler *assembler, struct pd_error *error) PD_MUST_CHECK;
 void pd_assembler_end(struct pd_assembler *assembler);
 
-/* Reads all packs of the step. PD_ERANGE STEP_TRIMMED: one is no longer in the log. PD_ECORRUPT, PD_ENOMEM, PD_EIO: from the log. */
+/* Reads all packs of the step. PD_ERANGE STEP_TRIMMED: one is no longer in the log. PD_ECORRUPT,
+ * PD_ENOMEM, PD_EIO: from the log. */
 int pd_assembler_step(struct pd_assembler *assembler, const struct pd_assemble_order *order,
                       struct pd_step_facts *facts, struct pd_error *error) PD_MUST_CHECK;
 
-/* Reads the batch's packs and heads; *bytes is what the batch will take: payload and header, exactly. Errors as above, and what
- * pd_layout_measure says. */
+/* Reads the batch's packs and heads; *bytes is what the batch will take: payload and header,
+ * exactly. Errors as above, and what pd_layout_measure says. */
 int pd_assembler_measure(struct pd_assembler *assembler, const struct pd_assemble_order *order,
                          const struct pd_step_facts *facts, uint64_t *bytes,
                          struct pd_error *error) PD_MUST_CHECK;
 
-/* Builds the batch measured last into *ready: batch, payload (free()), header (free()), built_ns. On failure nothing is left in it.
- * PD_ECORRUPT VIOLATION: a structural rule does not hold, and *finding says which (finding->text is "" in every other case).
- * PD_ECORRUPT with another reason: damage in the log, the sample is named. PD_ENOMEM. */
+/* Builds the batch measured last into *ready: batch, payload (free()), header (free()), built_ns.
+ * On failure nothing is left in it. PD_ECORRUPT VIOLATION: a structural rule does not hold, and
+ * *finding says which (finding->text is "" in every other case). PD_ECORRUPT with another reason:
+ * damage in the log, the sample is named. PD_ENOMEM. */
 int pd_assembler_build(struct pd_assembler *assembler, struct pd_ready_batch *ready,
                        struct pd_check_finding *finding, struct pd_error *error) PD_MUST_CHECK;
 

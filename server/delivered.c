@@ -1,12 +1,15 @@
-/* Which batches have been delivered: ranges of complete steps and bitmaps of open ones in one ordered tree.
+/* Which batches have been delivered: ranges of complete steps and bitmaps of open ones in one
+ * ordered tree.
  *
- * Place in the flow: serve.c marks a batch when a reader has received it whole; the answer decides what the padding metrics count
- * and when the sequencer is told that a step is delivered. Under serve's lock.
+ * Place in the flow: serve.c marks a batch when a reader has received it whole; the answer decides
+ * what the padding metrics count and when the sequencer is told that a step is delivered. Under
+ * serve's lock.
  *
- * Invariant: nodes do not overlap and lie at or above `floor`; neighbouring complete nodes are merged; memory is bounded by nodes
- * and by bitmap bytes.
+ * Invariant: nodes do not overlap and lie at or above `floor`; neighbouring complete nodes are
+ * merged; memory is bounded by nodes and by bitmap bytes.
  *
- * It does not know generations (a new one clears it) and survives no restart: the padding metrics begin anew with the process. */
+ * It does not know generations (a new one clears it) and survives no restart: the padding metrics
+ * begin anew with the process. */
 #include "server/delivered.h"
 
 #include "base/check.h"
@@ -67,7 +70,8 @@ static void give_up_lowest(struct pd_delivered *d)
     node_drop(d, lowest);
 }
 
-/* A node for a step nothing of which has arrived; NULL: no memory, or the step is below the new floor. */
+/* A node for a step nothing of which has arrived; NULL: no memory, or the step is below the new
+ * floor. */
 static struct pd_delivered_node *open_step(struct pd_delivered *d, uint64_t step, uint32_t count)
 {
     size_t bitmap_bytes = ((size_t)count + 63) / 64 * sizeof(uint64_t);
@@ -82,7 +86,8 @@ static struct pd_delivered_node *open_step(struct pd_delivered *d, uint64_t step
     return node;
 }
 
-/* Turns an open node whose last batch has arrived into a complete range, merged with its neighbours. */
+/* Turns an open node whose last batch has arrived into a complete range, merged with its
+ * neighbours. */
 static void close_node(struct pd_delivered *d, struct pd_delivered_node *node)
 {
     uint64_t step = node->first;

@@ -1,11 +1,13 @@
-/* What a job's ranks have received whole: each batch of a step is counted once, and a step once, when its last batch has arrived.
+/* What a job's ranks have received whole: each batch of a step is counted once, and a step once,
+ * when its last batch has arrived.
  *
  *   steps   0 ....... floor      closed: whatever comes counts as read again
  *           [ranges]             complete steps, neighbours merged
  *           [bitmaps]            open steps: one bit a batch
  *
- * In the normal course this is one range and a few bitmaps. When full (65,536 nodes or 16 MiB of bitmaps: one rank is that far behind the others, or
- * steps are read with gaps), the lowest node is given up: floor moves behind it, its missing batches will count as read again and its step never
+ * In the normal course this is one range and a few bitmaps. When full (65,536 nodes or 16 MiB of
+ * bitmaps: one rank is that far behind the others, or steps are read with gaps), the lowest node is
+ * given up: floor moves behind it, its missing batches will count as read again and its step never
  * as complete; `given_up` counts these steps. Owner's lock. */
 #ifndef PD_SERVER_DELIVERED_H
 #define PD_SERVER_DELIVERED_H
@@ -33,7 +35,8 @@ struct pd_delivered {
     uint64_t next_complete; /* 1 + the highest complete step; 0 = none */
 };
 
-/* Batch `index` of the `count` batches of a step has arrived. *first: it had not before; *complete: with it, the step is. PD_ENOMEM: nothing was recorded. */
+/* Batch `index` of the `count` batches of a step has arrived. *first: it had not before; *complete:
+ * with it, the step is. PD_ENOMEM: nothing was recorded. */
 int pd_delivered_mark(struct pd_delivered *delivered, uint64_t step, uint32_t index, uint32_t count,
                       bool *first, bool *complete) PD_MUST_CHECK;
 /* Every batch of the step has arrived, or the step is closed. */

@@ -1,11 +1,13 @@
 /* The deterministic header: columns collected row by row, then one protobuf-c message over them.
  *
- * Place in the flow: an assemble thread adds rows and samples while it reads the plan and the heads, learns the header's size,
- * and packs it once the array digests exist. Each assemble thread owns one.
+ * Place in the flow: an assemble thread adds rows and samples while it reads the plan and the
+ * heads, learns the header's size, and packs it once the array digests exist. Each assemble thread
+ * owns one.
  *
- * Invariant: the bytes are a function of plan, heads and configuration alone. protobuf-c writes fields in the order of their
- * numbers; names are numbered in the order of their first use; a column whose entries all have the default is left out; nothing here
- * looks at a clock, an address or an earlier batch.
+ * Invariant: the bytes are a function of plan, heads and configuration alone. protobuf-c writes
+ * fields in the order of their numbers; names are numbered in the order of their first use; a
+ * column whose entries all have the default is left out; nothing here looks at a clock, an address
+ * or an earlier batch.
  *
  * It does not compute totals (plan.c, layout.c, assemble.c do) and does not read the log. */
 #include "server/header.h"
@@ -336,7 +338,8 @@ static Packd__V1__DType wire_dtype(enum pd_dtype dtype)
     return PACKD__V1__DTYPE__DTYPE_UNSPECIFIED;
 }
 
-/* The array table. Only the run of derivable arrays at the payload's end is marked, so that a core payload is a prefix. */
+/* The array table. Only the run of derivable arrays at the payload's end is marked, so that a core
+ * payload is a prefix. */
 static void fill_arrays(struct pd_header *header, const struct pd_batch *batch)
 {
     Packd__V1__BatchHeader *message = &header->message;

@@ -1,9 +1,12 @@
-/* The deterministic header of a batch: packd.v1 BatchHeader bytes, the same on every build of the batch.
+/* The deterministic header of a batch: packd.v1 BatchHeader bytes, the same on every build of the
+ * batch.
  *
- *   header_begin -> row, sample, sample, row, ... -> header_finish (size known) -> [payload filled] -> header_pack (digests go in)
+ *   header_begin -> row, sample, sample, row, ... -> header_finish (size known) -> [payload filled]
+ * -> header_pack (digests go in)
  *
- * The size is exact before a single payload byte exists, since array digests have a fixed width on the wire; so the memory of a
- * batch can be reserved in one go. One owner at a time; memory is kept from batch to batch. */
+ * The size is exact before a single payload byte exists, since array digests have a fixed width on
+ * the wire; so the memory of a batch can be reserved in one go. One owner at a time; memory is kept
+ * from batch to batch. */
 #ifndef PD_SERVER_HEADER_H
 #define PD_SERVER_HEADER_H
 
@@ -13,7 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Sums over all packs of a step, in pack order; they do not depend on who reads it, but for padding with dynamic widths. */
+/* Sums over all packs of a step, in pack order; they do not depend on who reads it, but for padding
+ * with dynamic widths. */
 struct pd_step_totals {
     struct pd_totals sums;
     uint64_t tail_tokens;        /* behind the last slot of rows that hold a sample */
@@ -43,8 +47,8 @@ struct pd_header_sample {
     uint64_t version;
     uint64_t digest;   /* of the whole sample's tokens as pushed */
     float loss_weight; /* of each of its targets */
-    bool
-        plain_labels; /* no labels were pushed and every token behind the first is a target: labels can be derived */
+    /* No labels were pushed and every token behind the first is a target: labels can be derived. */
+    bool plain_labels;
 };
 
 struct pd_header;
@@ -59,11 +63,13 @@ void pd_header_begin(struct pd_header *header);
 int pd_header_row(struct pd_header *header, int64_t pack) PD_MUST_CHECK;
 /* Adds a real segment of the current row. PD_ENOMEM. */
 int pd_header_sample(struct pd_header *header, const struct pd_header_sample *sample) PD_MUST_CHECK;
-/* Completes the message; *size_bytes is the exact length of its encoding. PD_EINTERNAL: rows or samples are not those of the batch. */
+/* Completes the message; *size_bytes is the exact length of its encoding. PD_EINTERNAL: rows or
+ * samples are not those of the batch. */
 int pd_header_finish(struct pd_header *header, const struct pd_header_facts *facts,
                      size_t *size_bytes) PD_MUST_CHECK;
-/* Takes the array digests from facts->batch and writes size_bytes at dst. PD_EINTERNAL: the encoding has another size (a digest of 0,
- * which the encoding leaves out, shortens it); the batch cannot be served then. */
+/* Takes the array digests from facts->batch and writes size_bytes at dst. PD_EINTERNAL: the
+ * encoding has another size (a digest of 0, which the encoding leaves out, shortens it); the batch
+ * cannot be served then. */
 int pd_header_pack(struct pd_header *header, uint8_t *dst, size_t size_bytes) PD_MUST_CHECK;
 
 #endif

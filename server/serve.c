@@ -1,14 +1,16 @@
-/* Serving: the public calls. Each takes the lock once, looks, moves entries, and leaves; waking and freeing follow outside the lock.
+/* Serving: the public calls. Each takes the lock once, looks, moves entries, and leaves; waking and
+ * freeing follow outside the lock.
  *
  *   get ──> refused (fenced, trimmed, past the end, halted, ...)
  *       ──> ready: one more reader
- *       ──> else: the waiter joins the entry, the entry joins the tasks as soon as its step is planned
+ *       ──> else: the waiter joins the entry, and the entry the tasks once its step is planned
  *
- * Threads: rpc threads get, cancel and report deliveries; the sequencer tells progress and jobs; assemble threads build
- * (serve_build.c). None of them waits here for anything but the lock.
+ * Threads: rpc threads get, cancel and report deliveries; the sequencer tells progress and jobs;
+ * assemble threads build (serve_build.c). None of them waits here for anything but the lock.
  *
- * Invariant: a rank past the end gets the same answer whatever it asked: steps_planned of a feed that has ended is final, and it is
- * the same number for all ranks. Fenced waiters are woken in the call that fences them. */
+ * Invariant: a rank past the end gets the same answer whatever it asked: steps_planned of a feed
+ * that has ended is final, and it is the same number for all ranks. Fenced waiters are woken in the
+ * call that fences them. */
 #include "server/serve.h"
 
 #include "base/check.h"
@@ -168,7 +170,8 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
     pd_after_run(&after);
 }
 
-/* Steps below lowest_step are no longer in the log: nothing of them is served, nobody waits for them. */
+/* Steps below lowest_step are no longer in the log: nothing of them is served, nobody waits for
+ * them. */
 static void job_trim(struct pd_serve *serve, struct pd_serve_job *job, struct pd_after *after)
 {
     struct pd_entry *entry = pd_entry_first(job);

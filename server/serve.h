@@ -71,6 +71,7 @@ struct pd_ready_batch {
     uint8_t *header;  /* the serialised deterministic BatchHeader: byte-identical for every build */
     size_t header_bytes;
     uint64_t built_ns; /* monotonic: time it took to build and check */
+    uint64_t checked_ns; /* of it: the structural check */
     /* delivery part */
     char validator[8];     /* backend of the attention probe: "cpu", "cuda", or "" where it did not run */
     bool probed;

@@ -1,15 +1,18 @@
 /* The assemble threads: take the next task, build it, publish or fail it.
  *
- *   pick ─> totals of the step (first task of it) ─> measure ─> admission ─> build, check ─> validator ─> publish, wake
+ *   pick ─> totals of the step ─> measure ─> admission ─> build, check ─> validator ─> publish, wake
  *                                                        └─ no room: back into the queue
  *
- * Jobs take turns; within a job, what is asked for comes before hints and the lowest step first. A step whose totals are being computed is passed
- * over, so they are computed once. A thread never waits for memory with a task in hand.
+ * Jobs take turns; within a job, what is asked for comes before hints and the lowest step first. A
+ * step whose totals are being computed is passed over, so they are computed once. A thread never
+ * waits for memory with a task in hand.
  *
- * Invariant: a batch is published only after every check passed on the very bytes that are served. A batch that breaks a rule is built once more
- * from the log; if it fails again its feed is halted. Damage in the log is tried twice, too, and then is an error of that batch alone.
+ * Invariant: a batch is published only after every check passed on the very bytes that are served.
+ * A batch that breaks a rule is built once more from the log; if it fails again its feed is halted.
+ * Damage in the log is tried twice, too, and then is an error of that batch alone.
  *
- * Each thread owns its assembler (log reader, scratch); everything shared is touched under serve's lock. */
+ * Each thread owns its assembler (log reader, scratch); everything shared is touched under serve's
+ * lock. */
 #include "server/serve_state.h"
 
 #include "base/check.h"
@@ -26,9 +29,8 @@
 
 #define BUILDS_MAX 2
 #define RETRY_NS UINT64_C(1000000000)
-#define BOX_MAGIC 0x62617463u
 
-/* A task in a thread's hands; what the tables say about it is copied, as they may change meanwhile. */
+/* A task in a thread's hands; what the tables say of it is copied, as they may change meanwhile. */
 struct task {
     struct pd_entry *entry;
     struct pd_job_spec spec;
@@ -286,16 +288,16 @@ static void publish(struct pd_serve *serve, struct task *task, struct pd_box *bo
     serve->gauges.built_total++;
     pd_metric_add(PD_M_BATCHES_BUILT, 1);
     pd_metric_observe(PD_M_BUILD_SECONDS, box->ready.built_ns);
+    pd_metric_observe(PD_M_CHECK_SECONDS, box->ready.checked_ns);
     pd_entry_wake(serve, entry, true, after);
 }
 
 /* Back into the queue for lack of memory; or gone, where nobody wants it any more. */
 static void requeue(struct pd_serve *serve, struct pd_entry *entry, struct pd_after *after)
 {
+    pd_entry_queue(serve, entry);
     if (pd_list_empty(&entry->waiters) && !entry->prefetch)
         pd_entry_drop(serve, entry, after);
-    else
-        pd_entry_queue(serve, entry);
 }
 
 /* An entry that left the tables while it was being built. */
@@ -346,7 +348,7 @@ static void run(struct pd_worker *worker, struct task *task)
     struct pd_box *box = calloc(1, sizeof *box);
     int rc = PD_ENOMEM;
     if (box) {
-        box->magic = BOX_MAGIC;
+        box->magic = PD_BOX_MAGIC;
         rc = build(worker, task, box, &finding, &error);
     } else {
         pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "no memory for a batch");

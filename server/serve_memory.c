@@ -1,24 +1,31 @@
 /* Batch memory: who may build, what is evicted, and the life of a batch.
  *
- * Place in the flow: an assemble thread asks for admission with the exact size of a batch before it builds it; readers take and
- * drop references. Under serve's lock, except the counting of references above the first.
+ * Place in the flow: an assemble thread asks for admission with the exact size of a batch before it
+ * builds it; readers take and drop references. Under serve's lock, except the counting of
+ * references above the first.
  *
- * The budget counts every batch alive, held or not, and every reservation. It is never exceeded. From it each job has one slot of its largest
- * batch set aside:
+ * The budget counts every batch alive, held or not, and every reservation. It is never exceeded.
+ * From it each job that has anything in the tables has one slot of its largest batch set aside:
  *
- *   | general room: budget - sum of free slots                     | slot job A | slot job B |
+ *   | general room: budget - sum of free slots of active jobs      | slot job A | slot job B |
  *
- * Any build may use general room; the lowest asked-for batch of a job may use the job's slot while no other batch fills it. So a rank that holds
- * high steps cannot keep the lowest from being built. Slots that together pass the budget are not honoured against each other.
+ * Any build may use general room; the lowest asked-for batch of a job may use the job's slot while
+ * no other batch fills it. So a rank that holds high steps cannot keep the lowest from being built.
+ * Slots that together pass the budget are not honoured against each other.
  *
- * What is evicted for a build, in this order, always without readers and not kept for a woken waiter:
- *   1. batches of steps that every rank has received, lowest step first (only a late peer or a re-read could want them);
+ * What is evicted for a build, in this order, always without readers and not kept for a woken
+ * waiter:
+ *   1. batches of steps that every rank has received, lowest step first: only a late peer or a
+ *      re-read could want them;
  *   2. batches delivered at least once, lowest step first;
  *   3. batches nobody has read, highest step first.
- * Between 2 and 3 the slot is taken, so that what was prefetched is not thrown away while it is free. A hint (prefetch) evicts only 1. An evicted batch can be built again at any time, byte for byte. As a batch is kept until the waiters woken for it
- * have come back (or 5 s have passed), builds cannot evict each other for ever.
+ * Between 2 and 3 the slot is taken, so that what was prefetched is not thrown away while it is
+ * free. A hint (prefetch) evicts only 1. An evicted batch can be built again at any time, byte for
+ * byte. As a batch is kept until the waiters woken for it have come back (or 5 s have passed),
+ * builds cannot evict each other for ever.
  *
- * When full: the task stays queued (reason MEMORY) and is tried again when a reader lets go, a step is delivered, or after a second at most. */
+ * When full: the task stays queued (reason MEMORY) and is tried again when a reader lets go, a step
+ * is delivered, or after a second at most. */
 #include "server/serve_state.h"
 
 #include "base/check.h"
@@ -27,20 +34,18 @@
 
 #include <stdlib.h>
 
-#define BOX_MAGIC 0x62617463u
-
 /* ---- boxes ---- */
 
 static struct pd_box *box_of(struct pd_ready_batch *batch)
 {
     struct pd_box *box = PD_CONTAINER_OF(batch, struct pd_box, ready);
-    PD_MAGIC_CHECK(box, BOX_MAGIC);
+    PD_MAGIC_CHECK(box, PD_BOX_MAGIC);
     return box;
 }
 
 void pd_box_free(struct pd_box *box)
 {
-    PD_MAGIC_CHECK(box, BOX_MAGIC);
+    PD_MAGIC_CHECK(box, PD_BOX_MAGIC);
     box->magic = 0;
     free(box->ready.payload);
     free(box->ready.header);
@@ -116,7 +121,8 @@ static bool evictable(const struct pd_entry *entry, uint64_t now_ns)
            (entry->claims == 0 || now_ns >= entry->claims_until_ns);
 }
 
-/* The lowest evictable batch of the job that has been delivered; with `complete`, of a step all of which has. */
+/* The lowest evictable batch of the job that has been delivered; with `complete`, of a step all of
+ * which has. */
 static struct pd_entry *lowest_delivered(struct pd_serve_job *job, bool complete, uint64_t now_ns)
 {
     for (struct pd_entry *e = pd_entry_first(job); e; e = pd_entry_next(e)) {
@@ -139,7 +145,7 @@ static struct pd_entry *highest(struct pd_serve_job *job, uint64_t now_ns)
 
 enum rank { RANK_COMPLETE, RANK_DELIVERED, RANK_UNREAD, RANK_COUNT };
 
-/* A batch of this rank, of the job that has most memory in ready batches among those that have one. */
+/* A batch of this rank, of the job with most memory in ready batches among those that have one. */
 static struct pd_entry *victim(struct pd_serve *serve, enum rank rank, uint64_t now_ns)
 {
     struct pd_entry *best = NULL;
@@ -166,17 +172,25 @@ static void evict(struct pd_serve *serve, struct pd_entry *entry, struct pd_afte
 
 /* ---- admission ---- */
 
-/* Memory set aside for the lowest batch of jobs other than `but`. */
-static uint64_t reserved_for_others(const struct pd_serve *serve, const struct pd_serve_job *but)
+/* Slots of the jobs that have something in the tables: all of them, and those not filled, but for
+ * `but`'s. */
+struct slots {
+    uint64_t all_bytes, free_bytes;
+};
+
+static struct slots slots_of(const struct pd_serve *serve, const struct pd_serve_job *but)
 {
-    uint64_t bytes = 0;
+    struct slots slots = {0};
     PD_LIST_EACH(link, &serve->turns)
     {
         const struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
+        if (RB_EMPTY(&job->entries))
+            continue;
+        slots.all_bytes += job->slot_bytes;
         if (job != but && !job->slot_busy)
-            bytes += job->slot_bytes;
+            slots.free_bytes += job->slot_bytes;
     }
-    return bytes;
+    return slots;
 }
 
 static bool below(const struct pd_serve *serve, uint64_t reserved, uint64_t bytes)
@@ -187,7 +201,7 @@ static bool below(const struct pd_serve *serve, uint64_t reserved, uint64_t byte
 
 static bool fits(const struct pd_serve *serve, const struct pd_entry *entry)
 {
-    return below(serve, reserved_for_others(serve, NULL), entry->bytes);
+    return below(serve, slots_of(serve, NULL).free_bytes, entry->bytes);
 }
 
 /* The lowest asked-for batch of its job, and the job's slot is free and large enough. */
@@ -199,9 +213,9 @@ static bool fits_slot(const struct pd_serve *serve, const struct pd_entry *entry
         return false;
     if (lowest && lowest->asked && pd_entry_compare(lowest, entry) < 0)
         return false;
-    uint64_t others =
-        serve->slots_bytes <= serve->budget_bytes ? reserved_for_others(serve, job) : 0;
-    return below(serve, others, entry->bytes);
+    struct slots others = slots_of(serve, job);
+    return below(serve, others.all_bytes <= serve->budget_bytes ? others.free_bytes : 0,
+                 entry->bytes);
 }
 
 static bool reserve(struct pd_serve *serve, struct pd_entry *entry, bool in_slot)

@@ -1,14 +1,17 @@
-/* Serving's tables, private to server/serve*.c. Everything here is guarded by serve->lock unless said otherwise.
+/* Serving's tables, private to server/serve*.c. Everything here is guarded by serve->lock unless
+ * said otherwise.
  *
- *   serve ── feeds[] ── jobs ──┬── entries   (step, micro, dp_rank) -> one wanted, building, ready or failed batch; its waiters
- *                              ├── tasks     the queued entries, in the order they are to be built
- *                              ├── steps     totals of a step, computed once and shared by its entries
- *                              └── delivered what ranks have received whole
+ *   serve ── feeds[] ── jobs ──┬── entries    (step, micro, dp_rank) -> a batch that is wanted,
+ *                              │              building, ready or failed; its waiters
+ *                              ├── tasks      the queued entries, as they are to be built
+ *                              ├── steps      totals of a step, computed once for its entries
+ *                              └── delivered  what ranks have received whole
  *
- *   entry ──> box ──> payload, header         box: the batch in memory, one reference of the table and `holds` of readers
+ *   entry ──> box ──> payload, header         box: the batch in memory, one reference of the table
+ *                                             and `holds` of readers
  *
- * The lock is never held while a waiter's ready runs, while memory is freed, or while the log is read: such work is collected in a struct
- * pd_after and done once the lock is released. */
+ * The lock is never held while a waiter's ready runs, while memory is freed, or while the log is
+ * read: such work is collected in a struct pd_after and done once the lock is released. */
 #ifndef PD_SERVER_SERVE_STATE_H
 #define PD_SERVER_SERVE_STATE_H
 
@@ -22,13 +25,16 @@
 #include <uv/tree.h>
 
 #define PD_ASSEMBLE_THREADS_MAX 64
-#define PD_CLAIM_NS UINT64_C(5000000000) /* a woken waiter's batch is kept so long */
-#define PD_FAILURE_HOLD_NS \
-    UINT64_C(1000000000)     /* a failed build is answered from memory so long, then tried again */
-#define PD_PREFETCH_MAX 1024 /* queued hints a job; more are dropped */
-#define PD_FAILED_MAX 256    /* failed entries kept a job; the lowest is dropped */
-#define PD_IDLE_STEPS_MAX \
-    128 /* totals kept a job without a batch that needs them; the oldest is dropped */
+#define PD_BOX_MAGIC 0x62617463u
+/* A woken waiter's batch is kept so long. */
+#define PD_CLAIM_NS UINT64_C(5000000000)
+/* A failed build is answered from memory so long, then tried again. */
+#define PD_FAILURE_HOLD_NS UINT64_C(1000000000)
+/* Of each job: queued hints, more are dropped; failed entries, the lowest goes; totals of steps no
+ * batch needs at present, the oldest goes. */
+#define PD_PREFETCH_MAX 1024
+#define PD_FAILED_MAX 256
+#define PD_IDLE_STEPS_MAX 128
 
 enum pd_entry_state {
     PD_ENTRY_UNPLANNED, /* its step is not whole yet */
@@ -133,8 +139,7 @@ struct pd_serve {
     uint64_t budget_bytes;
     uint64_t used_bytes; /* batches alive and reservations */
     uint64_t used_peak_bytes;
-    uint64_t slots_bytes; /* sum over jobs */
-    bool starved;         /* a task waits for memory: freeing some must ring `work` */
+    bool starved; /* a task waits for memory: freeing some must ring `work` */
     struct pd_serve_gauges gauges;
     uint32_t boxes; /* alive */
     struct pd_worker workers[PD_ASSEMBLE_THREADS_MAX];
@@ -168,8 +173,9 @@ void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job);
 uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,
                            uint64_t step);
 
-/* Sets the size of the job's slot anew: its largest payload with the usual header, or a batch of `measured_bytes` where that is larger. */
-void pd_job_slot(struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes);
+/* Sets the size of the job's slot anew: its largest payload with the usual header, or a batch of
+ * `measured_bytes` where that is larger. */
+void pd_job_slot(const struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes);
 
 int pd_entry_compare(const struct pd_entry *a, const struct pd_entry *b);
 struct pd_entry *pd_entry_find(struct pd_serve_job *job, const struct pd_batch_key *key);
@@ -181,7 +187,8 @@ struct pd_entry *pd_entry_first(struct pd_serve_job *job);
 struct pd_entry *pd_entry_last(struct pd_serve_job *job);
 /* UNPLANNED, without waiters. NULL: no memory. */
 struct pd_entry *pd_entry_add(struct pd_serve_job *job, const struct pd_batch_key *key);
-/* Out of the tables: waiters are woken, its box leaves the table; freed unless a thread is building it. */
+/* Out of the tables: waiters are woken, its box leaves the table; freed unless a thread is building
+ * it. */
 void pd_entry_drop(struct pd_serve *serve, struct pd_entry *entry, struct pd_after *after);
 /* Into tasks / out of them. */
 void pd_entry_queue(struct pd_serve *serve, struct pd_entry *entry);

@@ -1,13 +1,14 @@
 /* Serving's tables: jobs, the entries of their batches, the totals of their steps.
  *
- * Place in the flow: serve.c and serve_build.c look entries up and move them from state to state; here are the moves. All
- * under serve's lock, none of it blocks.
+ * Place in the flow: serve.c and serve_build.c look entries up and move them from state to state;
+ * here are the moves. All under serve's lock, none of it blocks.
  *
- * Invariant: an entry is in job->entries unless abandoned, in job->tasks exactly while QUEUED, has a box exactly while READY, and
- * keeps its step alive. A waiter is in at most one list. What is to happen outside the lock goes into the after-list.
+ * Invariant: an entry is in job->entries unless abandoned, in job->tasks exactly while QUEUED, has
+ * a box exactly while READY, and keeps its step alive. A waiter is in at most one list. What is to
+ * happen outside the lock goes into the after-list.
  *
- * When full: entries that nobody waits for are bounded by batch memory (ready), PD_PREFETCH_MAX (hints) and PD_FAILED_MAX; the
- * others by the calls that wait. */
+ * When full: entries that nobody waits for are bounded by batch memory (ready), PD_PREFETCH_MAX
+ * (hints) and PD_FAILED_MAX; the others by the calls that wait. */
 #include "server/serve_state.h"
 
 #include "base/check.h"
@@ -121,7 +122,6 @@ void pd_job_reset(struct pd_serve *serve, struct pd_serve_job *job, struct pd_af
 void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_after *after)
 {
     pd_job_reset(serve, job, after);
-    serve->slots_bytes -= job->slot_bytes;
     pd_list_remove(&job->in_feed);
     pd_list_remove(&job->turn);
     pd_job_unref(job);
@@ -140,14 +140,12 @@ void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job)
         job->steps_planned++;
 }
 
-void pd_job_slot(struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes)
+void pd_job_slot(const struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes)
 {
     uint64_t payload = pd_layout_payload_max(&serve->feeds[job->info.feed_index].config->layout,
                                              job->info.spec.rows);
     uint64_t usual = payload + payload / 16 + sizeof(struct pd_box);
-    uint64_t bytes = measured_bytes > usual ? measured_bytes : usual;
-    serve->slots_bytes += bytes - job->slot_bytes;
-    job->slot_bytes = bytes;
+    job->slot_bytes = measured_bytes > usual ? measured_bytes : usual;
 }
 
 uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,

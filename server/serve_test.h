@@ -4,7 +4,8 @@
 
 #include "server/assemble.h"
 
-/* Called on the assemble thread with the batch as laid out; may change anything in *batch and its payload. */
+/* Called on the assemble thread with the batch as laid out; may change anything in *batch and its
+ * payload. */
 typedef void pd_corrupt_fn(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
                            uint8_t *payload);
 

@@ -1,8 +1,10 @@
 /* What a rank waits for, in the words of serve.h: worked out when somebody asks, never stored.
  *
- * Place in the flow: pd_serve_get and pd_serve_wait_info, for Waiting messages and status. Under serve's lock.
+ * Place in the flow: pd_serve_get and pd_serve_wait_info, for Waiting messages and status. Under
+ * serve's lock.
  *
- * It only reads: the sequencer's last word on the feed, the job's place in it, and the state of the entry. */
+ * It only reads: the sequencer's last word on the feed, the job's place in it, and the state of the
+ * entry. */
 #include "server/serve_state.h"
 
 #include <stdio.h>
@@ -16,7 +18,8 @@ static void wait_for_build(const struct pd_entry *entry, struct pd_wait_info *in
     info->since_ns = entry ? entry->since_unix_ns : 0;
 }
 
-/* The planner stopped on its own although samples are there: two steps or more lie planned beyond what every rank has received. */
+/* The planner stopped on its own although samples are there: two steps or more lie planned beyond
+ * what every rank has received. */
 static bool at_horizon(const struct pd_serve_job *job)
 {
     return job->steps_planned >= job->delivered.next_complete + 2;

@@ -1,4 +1,5 @@
-/* Assembling from a made-up log: totals, conservation, the same bytes again, damage and trimmed steps. */
+/* Assembling from a made-up log: totals, conservation, the same bytes again, damage and trimmed
+ * steps. */
 #include "server/assemble.h"
 
 #include "packer/layout.h"
@@ -123,7 +124,8 @@ static void totals_equal(const Packd__V1__Totals *sum, double weight, int64_t lo
     assert_true(fabs(weight - step->loss[0]->weight) <= 1e-9 * fabs(weight));
 }
 
-/* Every batch of a step: its totals add up to the step's, which every batch states alike; positions are all accounted for. */
+/* Every batch of a step: its totals add up to the step's, which every batch states alike; positions
+ * are all accounted for. */
 static uint64_t step_check(struct bench *b, uint64_t step)
 {
     Packd__V1__Totals sum = PACKD__V1__TOTALS__INIT;
@@ -188,7 +190,8 @@ static void test_step_totals_are_sums(void **state)
     }
 }
 
-/* Another division of the same step among ranks leaves its totals as they were (with widths that do not depend on it). */
+/* Another division of the same step among ranks leaves its totals as they were (with widths that do
+ * not depend on it). */
 static void test_totals_do_not_depend_on_the_world(void **state)
 {
     (void)state;

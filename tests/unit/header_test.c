@@ -182,7 +182,8 @@ static void test_sample_table(void **state)
     pd_header_free(header);
 }
 
-/* Derivable arrays are a suffix of the payload, core_bytes is where it begins, and pushed labels are never derivable. */
+/* Derivable arrays are a suffix of the payload, core_bytes is where it begins, and pushed labels
+ * are never derivable. */
 static void check_core(const Packd__V1__BatchHeader *m, bool plain)
 {
     bool behind = false;

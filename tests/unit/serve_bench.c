@@ -1,4 +1,5 @@
-/* Shared parts of the tests of serving. Waits have deadlines of 20 s, so that a lost wake-up fails a test and does not hang it. */
+/* Shared parts of the tests of serving. Waits have deadlines of 20 s, so that a lost wake-up fails
+ * a test and does not hang it. */
 #include "tests/unit/serve_bench.h"
 
 #include "base/check.h"

@@ -1,4 +1,5 @@
-/* What the tests of serving share: a feed with one job over a made-up log, waiters that really wait, a gate that holds builds back. */
+/* What the tests of serving share: a feed with one job over a made-up log, waiters that really
+ * wait, a gate that holds builds back. */
 #ifndef PD_TESTS_SERVE_BENCH_H
 #define PD_TESTS_SERVE_BENCH_H
 

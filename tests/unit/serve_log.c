@@ -1,7 +1,7 @@
 /* The log of tests of serving: blocks of made-up samples in arrays, packed next-fit.
  *
- * Everything is written in serve_log_new and only read afterwards, apart from the atomics that inject damage; so any number of
- * readers may use it at once, as they may use the log. */
+ * Everything is written in serve_log_new and only read afterwards, apart from the atomics that
+ * inject damage; so any number of readers may use it at once, as they may use the log. */
 #include "tests/unit/serve_log.h"
 
 #include "base/check.h"
@@ -105,7 +105,8 @@ static struct pd_loss_runs runs_of(const struct pd_block_head *head, uint32_t in
     return (struct pd_loss_runs){head->loss_runs + from, head->loss_run_ends[index] - from};
 }
 
-/* Targets of a whole sample by the definition: allowed by the runs, and by the labels where there are any. */
+/* Targets of a whole sample by the definition: allowed by the runs, and by the labels where there
+ * are any. */
 static uint32_t targets_of(const struct pd_block_head *head, uint32_t index)
 {
     struct pd_loss_runs runs = runs_of(head, index);

@@ -1,7 +1,8 @@
-/* A log in memory for tests of serving: the reading functions of server/log.h over arrays, with damage on demand.
+/* A log in memory for tests of serving: the reading functions of server/log.h over arrays, with
+ * damage on demand.
  *
- * Samples are made from a seed and packed next-fit, in order, into rows of seq_len; tokens of a sample follow from its stream, seq and place.
- * Link this instead of the log. */
+ * Samples are made from a seed and packed next-fit, in order, into rows of seq_len; tokens of a
+ * sample follow from its stream, seq and place. Link this instead of the log. */
 #ifndef PD_TESTS_SERVE_LOG_H
 #define PD_TESTS_SERVE_LOG_H
 
@@ -28,7 +29,8 @@ struct pd_log {
     struct pd_block_head *heads;
     uint32_t block_count;
     atomic_uint_fast64_t pack_reads;
-    /* the sample (stream, seq) whose bytes do not match their digest in the next `damaged_reads` reads */
+    /* the sample (stream, seq) whose bytes do not match their digest in the next `damaged_reads`
+     * reads */
     uint32_t damaged_stream;
     uint64_t damaged_seq;
     atomic_int damaged_reads;

@@ -1,4 +1,5 @@
-/* Batch memory: the budget holds, the right batches are evicted, nothing waits for ever, and an evicted batch comes back byte for byte. */
+/* Batch memory: the budget holds, the right batches are evicted, nothing waits for ever, and an
+ * evicted batch comes back byte for byte. */
 #include "tests/unit/serve_bench.h"
 
 #include "base/log.h"
@@ -19,7 +20,7 @@ static void sizes_of(const struct serve_bench_options *options, uint64_t *larges
     plenty.planned = 0;
     serve_bench_init(&b, &plenty);
     *largest = 0;
-    *slot = b.serve->slots_bytes;
+    *slot = pd_job_find(b.serve, 0, 7)->slot_bytes;
     uint64_t steps = options->packs / b.job.spec.step_packs;
     for (uint64_t step = 0; step < steps; step++)
         for (uint32_t r = 0; r < options->dp_size; r++)
@@ -191,7 +192,8 @@ static void test_waits_for_memory_and_says_so(void **state)
     serve_bench_fini(&b);
 }
 
-/* A rank that holds high steps in all general memory does not keep the lowest step of another from being built. */
+/* A rank that holds high steps in all general memory does not keep the lowest step of another from
+ * being built. */
 static void test_slot_for_the_lowest_step(void **state)
 {
     (void)state;
@@ -203,22 +205,28 @@ static void test_slot_for_the_lowest_step(void **state)
     serve_bench_init(&b, &options);
     struct pd_ready_batch *held[64], *batch;
     uint32_t count = 0;
-    struct serve_rank high;
+    struct serve_rank high, low;
     serve_rank_init(&high, serve_bench_key(&b, 11, 0, 0));
+    serve_rank_init(&low, serve_bench_key(&b, 1, 0, 1));
     for (; b.serve->used_bytes + largest + slot <= options.memory; count++)
         held[count] = serve_get_ok(&b, serve_bench_key(&b, 4 + count, 0, 0));
     assert_true(count >= 2);
     batch = serve_get_ok(&b, serve_bench_key(&b, 0, 0, 1)); /* in the slot */
     assert_int_equal(serve_rank_get(&b, &high, &held[count]), PD_EAGAIN);
+    struct pd_ready_batch *second;
+    assert_int_equal(serve_rank_get(&b, &low, &second), PD_EAGAIN);
     pd_ready_batch_unref(batch);
-    batch = serve_get_ok(&b, serve_bench_key(&b, 1, 0, 1)); /* the slot again */
-    pd_ready_batch_unref(batch);
+    serve_rank_await(&low, 1); /* the slot again: the lowest first, though it asked last */
+    assert_int_equal(serve_rank_woken(&high), 0);
+    assert_int_equal(serve_rank_get(&b, &low, &second), 0);
     for (uint32_t i = 0; i < count; i++)
         pd_ready_batch_unref(held[i]);
     serve_rank_await(&high, 1);
     assert_int_equal(serve_rank_get(&b, &high, &batch), 0);
     pd_ready_batch_unref(batch);
+    pd_ready_batch_unref(second);
     serve_rank_fini(&high);
+    serve_rank_fini(&low);
     serve_bench_fini(&b);
 }
 
@@ -249,8 +257,9 @@ static void await_idle(struct serve_bench *b, uint64_t built)
 static void test_prefetch_uses_spare_memory_only(void **state)
 {
     (void)state;
+    /* One thread, so that the hints are built one after the other. */
     struct serve_bench_options options = {
-        .packs = 16, .planned = 14, .dp_size = 1, .rows = 2, .accum = 1};
+        .packs = 16, .planned = 14, .dp_size = 1, .rows = 2, .accum = 1, .threads = 1};
     uint64_t largest, slot;
     sizes_of(&options, &largest, &slot);
     options.memory = 2 * largest + slot;
@@ -284,6 +293,11 @@ static void test_two_jobs_share(void **state)
     struct pd_job_info other = b.job;
     other.job_id = 8;
     pd_serve_job_opened(b.serve, &other);
+    for (uint32_t idle = 9; idle < 40; idle++) { /* jobs nobody reads take nothing */
+        struct pd_job_info unread = b.job;
+        unread.job_id = idle;
+        pd_serve_job_opened(b.serve, &unread);
+    }
     for (uint64_t step = 0; step < 32; step++) {
         struct pd_batch_key key = serve_bench_key(&b, step, 0, 0);
         serve_deliver(&b, key);
@@ -291,7 +305,6 @@ static void test_two_jobs_share(void **state)
         serve_deliver(&b, key);
     }
     pd_serve_job_deleted(b.serve, 0, 8);
-    assert_int_equal(b.serve->slots_bytes, slot);
     serve_deliver(&b, serve_bench_key(&b, 3, 0, 0));
     serve_bench_fini(&b);
 }

@@ -1,6 +1,8 @@
-/* Eight threads over one small budget: readers of two jobs, worlds that rise, cancelled waits, hints, a feed that grows. Run it under TSan.
+/* Eight threads over one small budget: readers of two jobs, worlds that rise, cancelled waits,
+ * hints, a feed that grows. Run it under TSan.
  *
- * Every batch a reader gets must be the one it asked for, byte for byte what the first build of it gave. */
+ * Every batch a reader gets must be the one it asked for, byte for byte what the first build of it
+ * gave. */
 #include "tests/unit/serve_bench.h"
 
 #include "base/log.h"

@@ -1,4 +1,5 @@
-/* Serving: waiting, sharing, fencing, the end of a feed, damage, accounting. Memory has a test of its own. */
+/* Serving: waiting, sharing, fencing, the end of a feed, damage, accounting. Memory has a test of
+ * its own. */
 #include "tests/unit/serve_bench.h"
 
 #include "base/log.h"
