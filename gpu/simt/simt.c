@@ -21,10 +21,14 @@
 #include <sanitizer/common_interface_defs.h>
 #define SIMT_ASAN 1
 #endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define SIMT_TSAN 1
+#endif
 
 enum { STACK_BYTES = 64 * 1024, GUARD_BYTES = 64 * 1024, COPIES_MAX = 64, WARPS_MAX = 8 };
-#if defined(SIMT_ASAN)
-enum { STACK_USED = 4 * STACK_BYTES }; /* red zones make frames larger */
+#if defined(SIMT_ASAN) || defined(SIMT_TSAN)
+enum { STACK_USED = 4 * STACK_BYTES }; /* the sanitizers make frames larger */
 #else
 enum { STACK_USED = STACK_BYTES };
 #endif
@@ -45,6 +49,7 @@ struct fiber {
     uint32_t phase; /* collectives so far */
     struct copy copies[COPIES_MAX];
     uint32_t copy_count;
+    void *tsan; /* what the thread sanitizer calls it */
 };
 
 /* What the lanes of a warp hand each other in one collective. */
@@ -69,6 +74,7 @@ struct simt {
     void *scheduler; /* its stack pointer while a fiber runs */
     const void *scheduler_stack; /* the same for the address sanitizer */
     size_t scheduler_stack_bytes;
+    void *scheduler_tsan;
     unsigned char *stacks, *arena, *shared;
     struct pd_error failed; /* code 0: fine */
 };
@@ -104,30 +110,38 @@ enum { FRAME_WORDS = 20, FRAME_RETURN = 11 };
 
 /* ---- switching ---- */
 
+/* Both sanitizers must be told before the stack changes; the address sanitizer also after. */
 static void enter_fiber(struct simt *m, uint32_t thread)
 {
     struct fiber *fiber = &m->fibers[thread];
     m->running = thread;
+#if defined(SIMT_TSAN)
+    m->scheduler_tsan = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(fiber->tsan, 0);
+#endif
 #if defined(SIMT_ASAN)
     void *fake = NULL;
     __sanitizer_start_switch_fiber(&fake, fiber->stack, STACK_USED);
+#endif
     simt_switch(&m->scheduler, fiber->stack_pointer);
+#if defined(SIMT_ASAN)
     __sanitizer_finish_switch_fiber(fake, NULL, NULL);
-#else
-    simt_switch(&m->scheduler, fiber->stack_pointer);
 #endif
 }
 
 static void leave_fiber(struct simt *m)
 {
     struct fiber *fiber = &m->fibers[m->running];
+#if defined(SIMT_TSAN)
+    __tsan_switch_to_fiber(m->scheduler_tsan, 0);
+#endif
 #if defined(SIMT_ASAN)
     void *fake = NULL;
     __sanitizer_start_switch_fiber(&fake, m->scheduler_stack, m->scheduler_stack_bytes);
+#endif
     simt_switch(&fiber->stack_pointer, m->scheduler);
+#if defined(SIMT_ASAN)
     __sanitizer_finish_switch_fiber(fake, &m->scheduler_stack, &m->scheduler_stack_bytes);
-#else
-    simt_switch(&fiber->stack_pointer, m->scheduler);
 #endif
 }
 
@@ -152,6 +166,11 @@ static void reset_fiber(struct fiber *fiber)
     void **frame = (void **)top - FRAME_WORDS;
 #if defined(SIMT_ASAN)
     __asan_unpoison_memory_region(fiber->stack, STACK_USED);
+#endif
+#if defined(SIMT_TSAN)
+    if (fiber->tsan)
+        __tsan_destroy_fiber(fiber->tsan);
+    fiber->tsan = __tsan_create_fiber(0);
 #endif
     memset(frame, 0, FRAME_WORDS * sizeof(*frame));
     frame[FRAME_RETURN] = (void *)(uintptr_t)fiber_main;
@@ -186,6 +205,11 @@ void simt_free(struct simt *m)
 {
     if (!m)
         return;
+#if defined(SIMT_TSAN)
+    for (uint32_t i = 0; i < SIMT_THREADS_MAX; i++)
+        if (m->fibers[i].tsan)
+            __tsan_destroy_fiber(m->fibers[i].tsan);
+#endif
     if (m->stacks != MAP_FAILED)
         munmap(m->stacks, SIMT_THREADS_MAX * (size_t)(STACK_USED + GUARD_BYTES));
     if (m->arena != MAP_FAILED)
