@@ -32,19 +32,6 @@ float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_poli
     return (float)((double)segment->weight / (double)segment->sample_loss_tokens);
 }
 
-static uint64_t add_saturating(uint64_t a, uint64_t b)
-{
-    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
-/* alpha*n + beta*n^2; both products fit in 96 bits. */
-static uint64_t segment_cost(uint64_t tokens, struct pd_cost cost)
-{
-    unsigned __int128 sum = (unsigned __int128)tokens * cost.alpha;
-    sum += (unsigned __int128)(tokens * tokens) * cost.beta;
-    return sum > UINT64_MAX ? UINT64_MAX : (uint64_t)sum;
-}
-
 static void totals_add_segment(struct pd_totals *totals, const struct pd_segment *segment,
                                enum pd_loss_policy policy, struct pd_cost cost)
 {
@@ -58,7 +45,7 @@ static void totals_add_segment(struct pd_totals *totals, const struct pd_segment
     totals->samples += segment->part == 0;
     totals->patches += segment->patches;
     totals->attention_cost =
-        add_saturating(totals->attention_cost, segment_cost(segment->length_tokens, cost));
+        pd_add_saturating(totals->attention_cost, pd_cost_segment(cost, segment->length_tokens));
     if (segment->length_tokens > totals->longest_tokens)
         totals->longest_tokens = segment->length_tokens;
 }

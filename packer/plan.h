@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/err.h"
+#include "packer/cost.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,11 +63,6 @@ struct pd_totals {
 };
 
 enum pd_loss_policy { PD_LOSS_TOKEN, PD_LOSS_SAMPLE };
-
-struct pd_cost {
-    uint32_t alpha; /* per token */
-    uint32_t beta;  /* per token pair */
-};
 
 /* The float32 that each target of the segment carries in loss_weight: its weight (token), or weight / sample_loss_tokens (sample). */
 float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_policy policy);
