@@ -37,8 +37,13 @@ static void take(struct fit *fit, uint32_t slot)
     fit->keys -= fit->window->nodes[slot].key;
     fit->segments--;
     fit->patches -= segment->patches;
-    if (fit->rc == 0)
-        fit->rc = pd_pack_push(fit->pack, segment);
+    struct pd_pack *pack = fit->pack;
+    if (pack->segment_count < pack->segment_capacity) { /* pd_pack_push without the call */
+        pack->segments[pack->segment_count++] = *segment;
+        pack->used_slots += segment->slot_tokens;
+    } else if (fit->rc == 0) {
+        fit->rc = pd_pack_push(pack, segment);
+    }
     pd_window_remove(fit->window, slot);
 }
 
@@ -123,8 +128,10 @@ static void take_body(struct fit *fit, uint32_t rest)
     take(fit, window->oldest);
     while (window->oldest != PD_SLOT_NONE && fits(fit, window->oldest)) {
         const struct pd_node *node = &window->nodes[window->oldest];
-        if (node->newer != PD_SLOT_NONE)
+        if (node->newer != PD_SLOT_NONE) {
             __builtin_prefetch(&window->entries[node->newer]);
+            __builtin_prefetch(&window->fifos[window->nodes[node->newer].key], 1);
+        }
         bool ends = fit->keys - node->key < rest || fit->segments <= 2;
         if (ends && node->key != fit->keys)
             return;

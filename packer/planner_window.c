@@ -102,12 +102,18 @@ static uint32_t fifo_place(const struct pd_window *window, uint32_t slot)
 
 static void fifo_unlink(struct pd_window *window, uint32_t slot)
 {
-    struct pd_node *node = &window->nodes[slot];
+    const struct pd_node *node = &window->nodes[slot];
     struct pd_fifo *fifo = &window->fifos[node->key];
     uint32_t before = node->fifo_older, after = node->fifo_newer;
-    *(before == PD_SLOT_NONE ? &fifo->oldest : &window->nodes[before].fifo_newer) = after;
-    *(after == PD_SLOT_NONE ? &fifo->newest : &window->nodes[after].fifo_older) = before;
-    if (fifo->oldest == PD_SLOT_NONE)
+    if (before != PD_SLOT_NONE)
+        window->nodes[before].fifo_newer = after;
+    else
+        fifo->oldest = after;
+    if (after != PD_SLOT_NONE)
+        window->nodes[after].fifo_older = before;
+    else
+        fifo->newest = before;
+    if (before == PD_SLOT_NONE && after == PD_SLOT_NONE)
         pd_bits_clear(&window->sizes, node->key);
 }
 

@@ -84,7 +84,7 @@ static inline uint32_t pd_window_key_of(const struct pd_window *window, uint32_t
 {
     return window->align == 1 ? tokens : (tokens + window->align - 1) / window->align;
 }
-/* An entry of that many tokens is about to enter: its fifo is fetched meanwhile. */
+/* An entry of that many tokens will enter soon: its fifo is fetched meanwhile. */
 static inline void pd_window_expect(const struct pd_window *window, uint32_t tokens)
 {
     uint32_t key = pd_window_key_of(window, tokens);

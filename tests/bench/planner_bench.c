@@ -17,7 +17,7 @@
 #include <time.h>
 
 #define RUNS 3
-#define RATE_RUNS 15
+#define RATE_RUNS 40
 #define LINE_MAX_BYTES 64
 #define RATE_BUDGET_M 20.0
 
