@@ -446,6 +446,7 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!rc)
         rc = check_file(log, error);
     if (!rc) {
+        pd_log_watch_faults();
         pd_log_check_readers(log);
         rc = open_tables(log, error);
     }

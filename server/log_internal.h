@@ -1,4 +1,4 @@
-/* What the three parts of the log share: log.c (life), log_writer.c and log_reader.c. Nobody else
+/* What the parts of the log share: log.c (life), log_fault.c, log_writer.c and log_reader.c. Nobody else
  * includes this.
  *
  * Keys (big-endian): records (position), heads (feed, lane, position), bodies (position, piece),
@@ -84,6 +84,8 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 
 /* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
+/* Faults inside a log's map end the process with file and offset (log_fault.c). */
+void pd_log_watch_faults(void);
 uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
 uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);
 
