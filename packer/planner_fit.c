@@ -6,7 +6,7 @@
  *
  * `exact` goes by the lengths of recent samples:
  *   hardly vary, 2 to 8 a pack   the solver: which sizes share a pack decides how many fit
- *   about 2 a pack               the oldest, then the largest that fits, and again: a large sample must not meet two small ones
+ *   about 2 a pack               one of the oldest, then the largest that fits, and again: a large sample must not meet two small ones
  *   all else                     body in order of arrival, then an exact finish by the largest fit or a pair that fills the rest
  *                                to the token */
 #include "packer/planner_fit.h"
@@ -17,6 +17,8 @@
 #define PAIR_TRIES_FEW \
     256 /* with less than four samples a pack: chances are fewer, and there is time */
 #define PATCH_TRIES 64
+#define SEEDS 64   /* oldest entries among which the one with the tightest partner starts a pack */
+#define SEED_AGE 2 /* windows of arrivals after which the oldest goes first */
 
 struct fit {
     const struct pd_rules *rules;
@@ -154,9 +156,37 @@ static void fit_pairs(struct fit *fit, uint32_t tries)
     }
 }
 
-static void fit_best(struct fit *fit)
+/* What stays empty when an entry of this size shares a pack with the largest other that fits. */
+static uint32_t gap_beside(const struct pd_window *window, uint32_t slot)
 {
-    take(fit, fit->window->oldest);
+    uint32_t key = window->nodes[slot].key, room = window->key_max - key;
+    uint32_t partner = pd_bits_at_most(&window->sizes, room);
+    bool itself = partner == key && window->fifos[key].oldest == window->fifos[key].newest;
+    if (itself)
+        partner = pd_bits_at_most(&window->sizes, key - 1);
+    return partner == PD_BITS_NONE ? room : room - partner;
+}
+
+static uint32_t tightest_seed(const struct fit *fit)
+{
+    const struct pd_window *window = fit->window;
+    uint32_t slot = window->oldest, best = slot, best_gap = UINT32_MAX;
+    if (pd_window_age(window, slot) >= (uint64_t)SEED_AGE * window->capacity || fit->segments < 2)
+        return slot;
+    for (uint32_t i = 0; i < SEEDS && slot != PD_SLOT_NONE && best_gap > 0; i++) {
+        uint32_t gap = pd_window_dormant(window, slot) ? UINT32_MAX : gap_beside(window, slot);
+        if (gap < best_gap) {
+            best_gap = gap;
+            best = slot;
+        }
+        slot = window->nodes[slot].newer;
+    }
+    return best;
+}
+
+static void fit_best(struct fit *fit, uint32_t seed)
+{
+    take(fit, seed);
     while (fit->keys > 0 && fit->segments > 0) {
         uint32_t slot = largest_at_most(fit, fit->keys);
         if (slot == PD_SLOT_NONE)
@@ -201,7 +231,7 @@ static void fit_exact(struct fit *fit, struct pd_solver *solver)
     }
     pd_solver_void(solver);
     if (32 * mean >= 15 * pack)
-        fit_best(fit);
+        fit_best(fit, tightest_seed(fit));
     else
         fit_pairs(fit, 4 * mean <= pack ? PAIR_TRIES : PAIR_TRIES_FEW);
 }
@@ -228,7 +258,7 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
         take(&fit, window->oldest);
         break;
     case PD_STRATEGY_BEST_FIT:
-        fit_best(&fit);
+        fit_best(&fit, window->oldest);
         break;
     }
     count_pack(pack, stats);

@@ -122,9 +122,32 @@ static void pairs(struct model *m, struct room *room, struct pd_pack *pack, int 
     }
 }
 
-static void best_fit(struct model *m, struct room *room, struct pd_pack *pack)
+/* Among the 64 oldest, the one that leaves least beside its largest partner. */
+static size_t tightest(const struct model *m, const struct room *room)
 {
-    take(m, 0, room, pack);
+    size_t best = 0;
+    uint64_t least = UINT64_MAX;
+    if (m->entered - m->window.item[0].entered - 1 >= 2ull * m->rules.window_samples ||
+        room->segments < 2)
+        return 0;
+    for (size_t i = 0; i < 64 && i < m->window.count; i++) {
+        uint64_t left = room->slots - m->window.item[i].s.slot_tokens, partner = 0;
+        for (size_t k = 0; k < m->window.count; k++) {
+            uint64_t slot = m->window.item[k].s.slot_tokens;
+            if (k != i && !waits(m, k) && slot <= left && slot > partner)
+                partner = slot;
+        }
+        if (!waits(m, i) && left - partner < least) {
+            least = left - partner;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static void best_fit(struct model *m, size_t seed, struct room *room, struct pd_pack *pack)
+{
+    take(m, seed, room, pack);
     while (room->slots > 0 && room->segments > 0) {
         long at = largest_that_fits(m, room);
         if (at < 0)
@@ -248,7 +271,7 @@ void model_fit(struct model *m, struct pd_pack *pack)
         while (first_fits(m, &room));
         return;
     case PD_STRATEGY_BEST_FIT:
-        best_fit(m, &room, pack);
+        best_fit(m, 0, &room, pack);
         return;
     case PD_STRATEGY_EXACT:
         break;
@@ -259,7 +282,7 @@ void model_fit(struct model *m, struct pd_pack *pack)
     }
     m->paper_left = 0;
     if (halves)
-        best_fit(m, &room, pack);
+        best_fit(m, tightest(m, &room), &room, pack);
     else
         pairs(m, &room, pack, small ? TRIES : TRIES_FEW);
 }
