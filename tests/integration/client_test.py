@@ -17,6 +17,7 @@ from peer import pb  # noqa: E402
 from fake_server import ROWS, Abort, Fake, FetchPlan, PushPlan  # noqa: E402
 
 Code = grpc.StatusCode
+CLIENT_API = os.path.join(os.getcwd(), "tests", "integration", "client_api")
 ENV = {key: value for key, value in os.environ.items() if not key.startswith("PACKD_")}
 
 
@@ -360,6 +361,41 @@ class FetchTest(Case):
         self.assertEqual((summary["end"], summary["steps"]), ("STEP_LIMIT", 2))
         _, _, summary = self.fetch("--from", 1, "--steps", 50)
         self.assertEqual((summary["end"], summary["first_step"], summary["steps"]), ("END_OF_FEED", 1, 2))
+
+
+class LibraryTest(Case):
+    """The C interface itself, by client_api.c."""
+
+    def scenario(self, name):
+        done = subprocess.run([CLIENT_API, self.fake.address, name], text=True, capture_output=True, timeout=60, env=ENV)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_next_waits_no_longer_than_told(self):
+        self.fake.fetch_plans = [FetchPlan(wait_at=0)]
+        self.scenario("waiting")
+
+    def test_callbacks_run_on_the_callers_thread(self):
+        self.fake.fetch_plans = [FetchPlan(wait_at=0)]
+        self.scenario("callbacks")
+
+    def test_batches_outlive_the_job(self):
+        self.scenario("batches")
+        self.assertEqual(self.fake.committed, 5)
+
+    def test_producer_without_credit_is_bounded(self):
+        self.fake.push_plans = [PushPlan(credit=0)]
+        self.scenario("no_credit")
+
+    def test_many_small_puts(self):
+        self.fake.push_plans = [PushPlan(break_after_blocks=2)]
+        self.scenario("small_puts")
+        self.assertEqual(pushed(self.fake), [[i] for i in range(5000)])
+
+    def test_linger(self):
+        self.scenario("linger")
+
+    def test_bad_options_and_dead_address(self):
+        self.scenario("bad_options")
 
 
 class CommandTest(Case):
