@@ -1,7 +1,8 @@
 // Launchers of the kernels: picks the instance, sets the grid, checks the launch.
 //
-// Compiled by nvcc alone (tools/cuda.bzl, device_check.sh); the kernels are in attention_kernel.cuh and
-// probe_kernel.cuh. Any thread that owns the stream's context. Allocates nothing, never waits.
+// Compiled by nvcc alone (tools/cuda.bzl, device_check.sh); the kernels are in
+// attention_kernel.cuh and probe_kernel.cuh. Any thread that owns the stream's context. Allocates
+// nothing, never waits.
 #include "gpu/launch.h"
 
 #include "gpu/device_cuda.cuh"
@@ -78,8 +79,14 @@ extern "C" int pd_probe_launch(const struct pd_probe_launch *probe, void *stream
     uint16_t *values = (uint16_t *)(at + ZERO_BYTES);
     int32_t *sums = (int32_t *)(values + (size_t)tokens * PD_CODE_WIDTH);
     int32_t *counts = sums + (size_t)tokens * PD_CODE_WIDTH;
-    struct dev_probe p = {probe->segment_ids, probe->positions, values,       (const uint32_t *)sums,
-                          (const uint32_t *)counts, probe->kinds,     tokens, probe->width,
+    struct dev_probe p = {probe->segment_ids,
+                          probe->positions,
+                          values,
+                          (const uint32_t *)sums,
+                          (const uint32_t *)counts,
+                          probe->kinds,
+                          tokens,
+                          probe->width,
                           true};
     struct pd_attention a = {};
     a.q = a.k = at; // one row of zeros for every token: stride 0
@@ -99,8 +106,8 @@ extern "C" int pd_probe_launch(const struct pd_probe_launch *probe, void *stream
     if (rc == 0)
         rc = check(cudaMemsetAsync(probe->kinds, 0, tokens, (cudaStream_t)stream), "clear", error);
     if (rc == 0)
-        rc = launch<struct dev_probe>(probe_encode, dim3(dev_probe_blocks(items)), DEV_PROBE_THREADS,
-                                      0, stream, p, error);
+        rc = launch<struct dev_probe>(probe_encode, dim3(dev_probe_blocks(items)),
+                                      DEV_PROBE_THREADS, 0, stream, p, error);
     if (rc == 0)
         rc = probe_mask(&a, &p, true, stream, error);
     a.seq_used = probe->used;

@@ -1,13 +1,15 @@
 /* The CPU backend of the attention: fp32 in tiles, vectorised by the compiler.
  *
- * For each segment and head, TILE_Q queries meet TILE_K keys at a time. The key tile is transposed once, so that a
- * vector lane is a key when logits are made and an element of the head when values are added: no lane ever has to
- * be summed across, hence no reordering and the same bits on every run. Softmax is the online form: a running
- * maximum and sum per row, the accumulator rescaled when the maximum rises. Keys past the segment's end and queries
- * past it are zeros in the tile; such keys are masked to -inf.
+ * For each segment and head, TILE_Q queries meet TILE_K keys at a time. The key tile is
+ * transposed once, so that a vector lane is a key when logits are made and an element of the head
+ * when values are added: no lane ever has to be summed across, hence no reordering and the same
+ * bits on every run. Softmax is the online form: a running maximum and sum per row, the
+ * accumulator rescaled when the maximum rises. Keys past the segment's end and queries past it
+ * are zeros in the tile; such keys are masked to -inf.
  *
- * In production it serves the self-test of nodes without a GPU and stands behind every device verdict; the probe
- * itself uses probe_cpu.c. Any thread; tiles live on the stack. Does not validate cu_seqlens. */
+ * In production it serves the self-test of nodes without a GPU and stands behind every device
+ * verdict; the probe itself uses probe_cpu.c. Any thread; tiles live on the stack. Does not
+ * validate cu_seqlens. */
 #include "gpu/attention.h"
 #include "gpu/cpu_levels.h"
 
@@ -18,10 +20,10 @@ enum { TILE_Q = 16, TILE_K = 64, ROWS = 4, LANES = 16, DIM_MAX = PD_ATTENTION_DI
 
 /* What one (segment, head, query tile) works on. */
 struct tile {
-    float q[TILE_Q][DIM_MAX];    /* scaled by scale * log2(e) */
-    float kt[DIM_MAX][TILE_K];   /* key tile, transposed */
+    float q[TILE_Q][DIM_MAX];  /* scaled by scale * log2(e) */
+    float kt[DIM_MAX][TILE_K]; /* key tile, transposed */
     float v[TILE_K][DIM_MAX];
-    float p[TILE_Q][TILE_K];     /* logits, then weights */
+    float p[TILE_Q][TILE_K]; /* logits, then weights */
     float acc[TILE_Q][DIM_MAX];
     float top[TILE_Q], sum[TILE_Q];
 };
@@ -29,14 +31,14 @@ struct tile {
 struct job {
     const struct pd_attention *a;
     uint32_t segment, head, head_kv;
-    int64_t first;   /* the segment's first token */
-    int32_t length;  /* its queries */
-    int32_t keys;    /* its keys */
-    int32_t row0;    /* the tile's first query */
+    int64_t first;  /* the segment's first token */
+    int32_t length; /* its queries */
+    int32_t keys;   /* its keys */
+    int32_t row0;   /* the tile's first query */
 };
 
-/* 2^x for x <= 0, within 2 ulp; 0 below -126 and for -inf. Whole part into the exponent, a polynomial for
- * the rest. */
+/* 2^x for x <= 0, within 2 ulp; 0 below -126 and for -inf. Whole part into the exponent, a
+ * polynomial for the rest. */
 PD_CPU_BODY float exp2_fast(float x)
 {
     float bounded = x < -127.0f ? -127.0f : x;
@@ -79,7 +81,8 @@ PD_CPU_BODY void load_queries(const struct job *job, struct tile *tile)
         tile->sum[r] = 0;
         if (job->row0 + r >= job->length)
             continue;
-        load_row(a, a->q, (job->first + job->row0 + r) * a->q_stride + (int64_t)job->head * a->head_dim,
+        load_row(a, a->q,
+                 (job->first + job->row0 + r) * a->q_stride + (int64_t)job->head * a->head_dim,
                  tile->q[r]);
         for (uint32_t i = 0; i < a->head_dim; i++)
             tile->q[r][i] *= factor;
@@ -144,8 +147,8 @@ PD_CPU_BODY void mask_row(const struct job *job, int32_t key0, int32_t r, float 
         p[j] = -INFINITY;
 }
 
-/* Logits of one row become weights; the row's sum and accumulator follow the maximum. Every row has seen key 0
- * in its first tile, so the maximum is finite. */
+/* Logits of one row become weights; the row's sum and accumulator follow the maximum. Every row
+ * has seen key 0 in its first tile, so the maximum is finite. */
 PD_CPU_BODY void softmax_row(struct tile *tile, int32_t r, uint32_t dim, bool sums)
 {
     float *p = tile->p[r], top = sums ? 0.0f : tile->top[r], sum = 0, lanes[LANES];
@@ -240,10 +243,11 @@ static int check_shape(const struct pd_attention *a, struct pd_error *error)
     bool sums = !a->sums || (a->dtype == PD_ATTENTION_BF16 && a->row_sum);
     if (heads && dim && sums)
         return 0;
-    return pd_error_set(error, PD_EINVAL, "ATTENTION_SHAPE",
-                        "attention: %u heads over %u KV heads, head dim %u: heads must be a multiple of "
-                        "KV heads, head dim one of %d up to %d, and sums need bf16 and row_sum",
-                        a->heads, a->heads_kv, a->head_dim, LANES, DIM_MAX);
+    return pd_error_set(
+        error, PD_EINVAL, "ATTENTION_SHAPE",
+        "attention: %u heads over %u KV heads, head dim %u: heads must be a multiple of "
+        "KV heads, head dim one of %d up to %d, and sums need bf16 and row_sum",
+        a->heads, a->heads_kv, a->head_dim, LANES, DIM_MAX);
 }
 
 int pd_attention_cpu(const struct pd_attention *a, struct pd_error *error)

@@ -1,9 +1,10 @@
 /* The oracle: attention from its definition, in fp64, one query at a time.
  *
- * Every faster version (attention_cpu.c, attention_kernel.cuh on a device and on the CPU) is compared with this
- * one, so it is written to be read, not to be fast: two passes over a query's keys, no tiles, no running
- * maximum. pd_attention_weights goes one step further back, to the full matrix with a mask that is looked up
- * entry by entry; it is what "no sample attends to another" means. Any thread, no allocation. */
+ * Every faster version (attention_cpu.c, attention_kernel.cuh on a device and on the CPU) is
+ * compared with this one, so it is written to be read, not to be fast: two passes over a query's
+ * keys, no tiles, no running maximum. pd_attention_weights goes one step further back, to the
+ * full matrix with a mask that is looked up entry by entry; it is what "no sample attends to
+ * another" means. Any thread, no allocation. */
 #include "gpu/attention.h"
 
 #include <math.h>
@@ -28,10 +29,8 @@ float pd_bf16_to(uint16_t bits)
 
 void pd_attention_pack(struct pd_attention *attention)
 {
-    attention->q_stride = attention->out_stride =
-        (int64_t)attention->heads * attention->head_dim;
-    attention->k_stride = attention->v_stride =
-        (int64_t)attention->heads_kv * attention->head_dim;
+    attention->q_stride = attention->out_stride = (int64_t)attention->heads * attention->head_dim;
+    attention->k_stride = attention->v_stride = (int64_t)attention->heads_kv * attention->head_dim;
 }
 
 /* head_dim elements from `at` on, widened. */
@@ -52,7 +51,8 @@ static double dot(uint32_t n, const double *a, const double *b)
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/* One query over the keys [first, end): its output and lse. Two passes: the maximum, then the weights. */
+/* One query over the keys [first, end): its output and lse. Two passes: the maximum, then the
+ * weights. */
 static double query_row(const struct pd_attention *attention, uint32_t head, int64_t query,
                         int64_t first, int64_t end, bool round_weights, double *out)
 {
@@ -129,8 +129,8 @@ static void softmax_row(uint32_t n, const uint8_t *allowed, double *row)
         row[s] /= sum;
 }
 
-void pd_attention_weights(uint32_t n, uint32_t head_dim, const float *q, const float *k, float scale,
-                          const uint8_t *allowed, double *weights)
+void pd_attention_weights(uint32_t n, uint32_t head_dim, const float *q, const float *k,
+                          float scale, const uint8_t *allowed, double *weights)
 {
     for (uint32_t t = 0; t < n; t++) {
         double *row = weights + (size_t)t * n;

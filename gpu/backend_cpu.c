@@ -1,7 +1,8 @@
-/* The CPU backend: the probe as running sums (probe_cpu.c), the attention in fp32 tiles (attention_cpu.c).
+/* The CPU backend: the probe as running sums (probe_cpu.c), the attention in fp32 tiles
+ * (attention_cpu.c).
  *
- * submit only remembers the batch; the work is done by collect, on the caller's thread. Also what a retired
- * device is replaced by and what confirms a device's verdict. Holds no buffers. */
+ * submit only remembers the batch; the work is done by collect, on the caller's thread. Also what
+ * a retired device is replaced by and what confirms a device's verdict. Holds no buffers. */
 #include "gpu/backend.h"
 #include "gpu/cpu_levels.h"
 
@@ -53,7 +54,8 @@ int pd_backend_cpu_new(struct pd_backend **backend, struct pd_error *error)
 {
     struct cpu_backend *cpu = calloc(1, sizeof(*cpu));
     if (!cpu)
-        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY", "validator: no memory for the CPU backend");
+        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY",
+                            "validator: no memory for the CPU backend");
     cpu->base = (struct pd_backend){
         .name = "cpu",
         .attention = cpu_attention,

@@ -1,13 +1,15 @@
 // The CUDA backend: pinned staging, one stream for copies, one for kernels, two batches in flight.
 //
-//   submit:  host arrays -> pinned slot -> (copies) device slot -> event -> (kernels) probe -> kinds -> pinned -> event
+//   submit:  host arrays -> pinned slot -> device slot -> event          on the stream `copies`
+//            event -> probe -> kinds -> pinned -> event                  on the stream `kernels`
 //   collect: wait for the slot's last event, or the kinds into the caller's
 //
-// While the kernels of one batch run, the copies of the next one do. The values and sums of a probe are shared by the slots, since
-// the kernels of two batches follow one another on one stream. The thread that makes a backend owns the CUDA
-// context; no CUDA call happens before. cudart is linked statically, so the binary starts where there is no driver:
-// then the first call says so and the CPU is used. Never exits, never asserts on what the device returns; an error
-// is returned and the validator retires the backend.
+// While the kernels of one batch run, the copies of the next one do. The values and sums of a
+// probe are shared by the slots, since the kernels of two batches follow one another on one
+// stream. The thread that makes a backend owns the CUDA context; no CUDA call happens before.
+// cudart is linked statically, so the binary starts where there is no driver: then the first call
+// says so and the CPU is used. Never exits, never asserts on what the device returns; an error is
+// returned and the validator retires the backend.
 #include "gpu/backend.h"
 #include "gpu/launch.h"
 
@@ -17,7 +19,7 @@
 #include <string.h>
 
 // One batch on its way: pinned and device copies of the same block,
-//   | segment_ids [T] | positions [T] | cu_seqlens [S+1] | used [S] |   int32, and kinds [T] behind.
+//   | segment_ids [T] | positions [T] | cu_seqlens [S+1] | used [S] |   all int32
 struct cuda_slot {
     int32_t *pinned, *device;
     uint8_t *pinned_kinds, *device_kinds;
@@ -144,8 +146,9 @@ static int stage(struct staged *to, const void *host, size_t bytes, struct pd_er
     to->bytes = bytes;
     int rc = host ? check(cudaMalloc(&to->device, bytes), "allocate", error) : 0;
     return rc || !host ? rc
-                       : check(cudaMemcpy(to->device, host, bytes, cudaMemcpyHostToDevice), "copy to "
-                                                                                            "the device",
+                       : check(cudaMemcpy(to->device, host, bytes, cudaMemcpyHostToDevice),
+                               "copy to "
+                               "the device",
                                error);
 }
 
@@ -224,11 +227,12 @@ static int find_device(struct cuda_backend *self, struct pd_error *error)
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         cudaGetLastError();
-        return pd_error_set(error, PD_EUNAVAIL, "CUDA_ABSENT",
-                            "cuda: no usable device: %s (%d); the driver is absent or older than this "
-                            "build's CUDA %d.%d, or no GPU is visible",
-                            cudaGetErrorString(status), (int)status, CUDART_VERSION / 1000,
-                            CUDART_VERSION % 1000 / 10);
+        return pd_error_set(
+            error, PD_EUNAVAIL, "CUDA_ABSENT",
+            "cuda: no usable device: %s (%d); the driver is absent or older than this "
+            "build's CUDA %d.%d, or no GPU is visible",
+            cudaGetErrorString(status), (int)status, CUDART_VERSION / 1000,
+            CUDART_VERSION % 1000 / 10);
     }
     cudaDeviceProp device;
     int rc = check(cudaGetDeviceProperties(&device, 0), "device properties", error);
@@ -240,7 +244,8 @@ static int find_device(struct cuda_backend *self, struct pd_error *error)
                             device.major, device.minor);
     snprintf(self->base.device, sizeof(self->base.device), "%.60s (sm_%d%d)", device.name,
              device.major, device.minor);
-    cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync); // else waiting spins; a context that exists keeps its way
+    cudaSetDeviceFlags(
+        cudaDeviceScheduleBlockingSync); // else waiting spins; a context that exists keeps its way
     cudaGetLastError();
     return check(cudaSetDevice(0), "select the device", error);
 }
@@ -272,9 +277,11 @@ static int make_all(struct cuda_backend *self, const struct pd_validator_limits 
     uint64_t workspace = pd_probe_workspace_bytes(limits->tokens_max);
     int rc = find_device(self, error);
     if (rc == 0)
-        rc = check(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking), "stream", error);
+        rc =
+            check(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking), "stream", error);
     if (rc == 0)
-        rc = check(cudaStreamCreateWithFlags(&self->kernels, cudaStreamNonBlocking), "stream", error);
+        rc = check(cudaStreamCreateWithFlags(&self->kernels, cudaStreamNonBlocking), "stream",
+                   error);
     for (int i = 0; rc == 0 && i < PD_VALIDATOR_DEPTH; i++)
         rc = make_slot(self, &self->slots[i], limits, error);
     if (rc == 0)

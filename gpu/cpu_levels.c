@@ -1,7 +1,7 @@
 /* Which instruction sets this machine has: the dispatch of the CPU backend's clones.
  *
- * Asked of the compiler's run-time library, which reads CPUID once and checks that the operating system saves
- * the wide registers. No state of its own; any thread. */
+ * Asked of the compiler's run-time library, which reads CPUID once and checks that the operating
+ * system saves the wide registers. No state of its own; any thread. */
 #include "gpu/cpu_levels.h"
 
 enum pd_cpu_level pd_cpu_level(void)

@@ -1,13 +1,14 @@
-// The check of a device, for device_check.sh: is it right, does it find every fault, how fast is it?
+// The check of a device, for device_check.sh: is it right, does it find every fault, how fast is
+// it?
 //
-//   1. attention against the fp64 oracle, over lengths around every tile edge, head dims, dtypes and masks; 64 k keys
-//   2. the probe against the CPU's, byte for byte, on valid and on faulty batches; the validator's self-test
+//   1. attention against the fp64 oracle: lengths at every tile edge, head dims, dtypes, masks; 64 k
+//   2. the probe against the CPU's, byte for byte, on valid and on faulty batches; the self-test
 //   3. TFLOP/s by length, head dim and mask; the shapes also go to a file for device_check_torch.py
 //   4. time saved by varlen over padded batches, beside the cost model's prediction
 //   5. microseconds and GB/s of the probe
 //
-// One main with the CUDA runtime, no other library. Exit status 0: everything was right; 1: something was wrong; 2: there is
-// no device. Speeds are printed, never judged.
+// One main with the CUDA runtime, no other library. Exit status 0: everything was right; 1:
+// something was wrong; 2: there is no device. Speeds are printed, never judged.
 #include "gpu/backend.h"
 #include "gpu/launch.h"
 #include "gpu/probe_cases.h"
@@ -52,8 +53,8 @@ struct worst {
     int cases, bad;
 };
 
-static void check_case(struct pd_backend *backend, const struct attention_shape *shape, uint64_t seed,
-                       struct worst *worst)
+static void check_case(struct pd_backend *backend, const struct attention_shape *shape,
+                       uint64_t seed, struct worst *worst)
 {
     struct attention_error e = attention_case(backend, shape, seed);
     bool good = e.rc == 0 && !e.strayed && e.error <= e.bound && e.lse_error < 2e-5;
@@ -68,7 +69,8 @@ static void check_case(struct pd_backend *backend, const struct attention_shape 
         return;
     worst->bad++;
     failures++;
-    printf("FAIL length %d, head dim %u, %s, %s mask, %u/%u heads: rc %d %s, error %.3g of %.3g, lse %.3g, "
+    printf("FAIL length %d, head dim %u, %s, %s mask, %u/%u heads: rc %d %s, error %.3g of %.3g, "
+           "lse %.3g, "
            "strayed %d\n",
            shape->lengths[0], shape->head_dim, shape->dtype == PD_ATTENTION_F32 ? "fp32" : "bf16",
            shape->causal ? "causal" : "full", shape->heads, shape->heads_kv, e.rc,
@@ -77,11 +79,12 @@ static void check_case(struct pd_backend *backend, const struct attention_shape 
 
 static void check_attention(struct pd_backend *backend)
 {
-    static const int32_t edges[] = {1,  2,  7,  15, 16,  17,  31,  32,  33,  48,  63,  64,
+    static const int32_t edges[] = {1,  2,  7,   15,  16,  17,  31,  32,  33,  48,  63,  64,
                                     65, 96, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511};
-    printf("\n1. attention against fp64 (error at most twice that of a plain evaluation in the same precision)\n");
-    printf("   %-5s %-9s %-6s %6s %10s %10s %10s\n", "dtype", "head dim", "mask", "cases", "error", "allowed",
-           "lse error");
+    printf("\n1. attention against fp64 (error at most twice that of a plain evaluation in the "
+           "same precision)\n");
+    printf("   %-5s %-9s %-6s %6s %10s %10s %10s\n", "dtype", "head dim", "mask", "cases", "error",
+           "allowed", "lse error");
     for (int variant = 0; variant < 8; variant++) {
         struct worst worst = {};
         struct attention_shape shape = {};
@@ -100,9 +103,9 @@ static void check_attention(struct pd_backend *backend)
                 shape.heads_kv = 1u << i % 3;
                 check_case(backend, &shape, 100 + (uint64_t)i, &worst);
             }
-        printf("   %-5s %-9u %-6s %6d %10.2e %10.2e %10.1e%s\n", variant & 4 ? "fp32" : "bf16", shape.head_dim,
-               shape.causal ? "causal" : "full", worst.cases, worst.error, worst.bound, worst.lse,
-               worst.bad ? "  FAIL" : "");
+        printf("   %-5s %-9u %-6s %6d %10.2e %10.2e %10.1e%s\n", variant & 4 ? "fp32" : "bf16",
+               shape.head_dim, shape.causal ? "causal" : "full", worst.cases, worst.error,
+               worst.bound, worst.lse, worst.bad ? "  FAIL" : "");
     }
 }
 
@@ -112,7 +115,8 @@ static void check_64k(struct pd_backend *backend)
     enum { N = 1024 * 64 + 8, DIM = 64, ROWS = 8 };
     static const int32_t cu[] = {0, N};
     static double exact[ROWS * DIM];
-    uint16_t *q = (uint16_t *)malloc((size_t)N * DIM * 2), *out = (uint16_t *)malloc((size_t)N * DIM * 2);
+    uint16_t *q = (uint16_t *)malloc((size_t)N * DIM * 2),
+             *out = (uint16_t *)malloc((size_t)N * DIM * 2);
     for (size_t i = 0; i < (size_t)N * DIM; i++)
         q[i] = pd_bf16_of(sinf((float)i * 0.37f) * 2);
     struct pd_attention a = {};
@@ -137,7 +141,8 @@ static void check_64k(struct pd_backend *backend)
     }
     bool good = gap <= 2 * plain + 1e-4;
     failures += !good;
-    printf("   %d keys: error %.2e, one rounding of the output %.2e%s\n", N, gap, plain, good ? "" : "  FAIL");
+    printf("   %d keys: error %.2e, one rounding of the output %.2e%s\n", N, gap, plain,
+           good ? "" : "  FAIL");
     free(q);
     free(out);
 }
@@ -177,7 +182,8 @@ static void check_probe(struct pd_backend *backend)
         pd_case_make(&made, &rules, &random);
         alarms += probe_both(backend) != 0;
     }
-    printf("\n2. probe: %d valid batches, %d false alarms%s\n", CLEAN, alarms, alarms ? "  FAIL" : "");
+    printf("\n2. probe: %d valid batches, %d false alarms%s\n", CLEAN, alarms,
+           alarms ? "  FAIL" : "");
     failures += alarms;
     for (int fault = 0; fault < PD_FAULT_COUNT; fault++) {
         int planted = 0, found = 0;
@@ -194,7 +200,8 @@ static void check_probe(struct pd_backend *backend)
         printf("   %-45s found %d of %d%s\n", pd_fault_name((enum pd_fault)fault), found, planted,
                found == planted ? "" : "  FAIL");
     }
-    printf("   verdicts equal to the CPU's, byte for byte: %s\n", failures == before ? "yes" : "NO  FAIL");
+    printf("   verdicts equal to the CPU's, byte for byte: %s\n",
+           failures == before ? "yes" : "NO  FAIL");
 }
 
 static void check_selftest(void)
@@ -207,7 +214,8 @@ static void check_selftest(void)
     int rc = pd_validator_selftest(validator, &report, &error);
     bool good = rc == 0 && strcmp(report.backend, "cuda") == 0;
     failures += !good;
-    printf("   self-test on %s: %u dense cases, %u interference cases, %u of %u faults, %.0f ms%s %s\n",
+    printf("   self-test on %s: %u dense cases, %u interference cases, %u of %u faults, %.0f ms%s "
+           "%s\n",
            report.backend, report.dense_cases, report.interference_cases, report.faults_found,
            report.faults_planted, report.seconds * 1e3, good ? "" : "  FAIL", rc ? error.text : "");
     pd_validator_free(validator);
@@ -317,8 +325,11 @@ static void measure_attention(const char *shapes_path)
 {
     enum { TOKENS = 32768 };
     FILE *shapes = fopen(shapes_path, "w");
-    printf("\n3. attention forward, bf16, %d tokens, hidden size 2048, TFLOP/s (causal counts half)\n", TOKENS);
-    printf("   %8s %12s %12s %12s %12s\n", "length", "d64 full", "d64 causal", "d128 full", "d128 causal");
+    printf(
+        "\n3. attention forward, bf16, %d tokens, hidden size 2048, TFLOP/s (causal counts half)\n",
+        TOKENS);
+    printf("   %8s %12s %12s %12s %12s\n", "length", "d64 full", "d64 causal", "d128 full",
+           "d128 causal");
     for (uint32_t length = 512; length <= TOKENS; length *= 2) {
         printf("   %8u", length);
         for (int variant = 0; variant < 4; variant++) {
@@ -347,10 +358,12 @@ static void measure_padding(void)
     static const uint32_t lengths[] = {4096, 8192, 32768};
     static const double paddings[] = {0.03, 0.10, 0.25, 0.50, 0.75, 0.90};
     const double alpha = 24576, beta = 1; // the packer's default cost model: alpha n + beta n^2
-    printf("\n4. time saved by varlen over padded rows, causal, d128 (attention alone; the models: beta n^2 for the\n"
-           "   attention, alpha n + beta n^2 with %g and %g for a whole step)\n", alpha, beta);
-    printf("   %8s %9s %12s %12s %10s %12s %12s\n", "length", "padding", "padded, ms", "varlen, ms", "saved",
-           "model attn", "model step");
+    printf("\n4. time saved by varlen over padded rows, causal, d128 (attention alone; the models: "
+           "beta n^2 for the\n"
+           "   attention, alpha n + beta n^2 with %g and %g for a whole step)\n",
+           alpha, beta);
+    printf("   %8s %9s %12s %12s %10s %12s %12s\n", "length", "padding", "padded, ms", "varlen, ms",
+           "saved", "model attn", "model step");
     for (int i = 0; i < 3; i++) {
         uint32_t rows = TOKENS / lengths[i];
         struct bench padded = bench_new(rows, lengths[i], 128, true);
@@ -362,8 +375,9 @@ static void measure_padding(void)
             struct bench varlen = bench_new(rows, real, 128, true);
             double part = attention_seconds(&varlen);
             bench_free(&varlen);
-            printf("   %8u %8.0f%% %12.3f %12.3f %9.2f%% %11.2f%% %11.2f%%\n", lengths[i], paddings[j] * 100,
-                   whole * 1e3, part * 1e3, (1 - part / whole) * 100, (1 - n * n / (l * l)) * 100,
+            printf("   %8u %8.0f%% %12.3f %12.3f %9.2f%% %11.2f%% %11.2f%%\n", lengths[i],
+                   paddings[j] * 100, whole * 1e3, part * 1e3, (1 - part / whole) * 100,
+                   (1 - n * n / (l * l)) * 100,
                    (1 - (alpha * n + beta * n * n) / (alpha * l + beta * l * l)) * 100);
         }
     }
@@ -414,9 +428,11 @@ static double kernels_seconds(const struct pd_probe_batch *batch)
     need(cudaMalloc(&p.workspace, pd_probe_workspace_bytes(tokens)), "allocate");
     need(cudaMalloc((void **)&p.kinds, tokens), "allocate");
     need(cudaMemcpy(arrays, batch->segment_ids, tokens * 4u, cudaMemcpyHostToDevice), "copy");
-    need(cudaMemcpy(arrays + tokens, batch->positions, tokens * 4u, cudaMemcpyHostToDevice), "copy");
+    need(cudaMemcpy(arrays + tokens, batch->positions, tokens * 4u, cudaMemcpyHostToDevice),
+         "copy");
     need(cudaMemcpy(arrays + 2 * (size_t)tokens, batch->cu_seqlens, (segments + 1) * 4u,
-                    cudaMemcpyHostToDevice), "copy");
+                    cudaMemcpyHostToDevice),
+         "copy");
     p.segment_ids = arrays;
     p.positions = arrays + tokens;
     p.cu_seqlens = arrays + 2 * (size_t)tokens;
@@ -456,11 +472,12 @@ static double pipeline_seconds(const struct pd_probe_batch *batch)
 
 static void measure_probe(void)
 {
-    // device memory moved per token: ids and positions twice, values written and read, sums cleared, added to and read
+    // device memory moved per token: ids and positions twice, values written and read, sums
+    // cleared, added to and read
     const double token_bytes = 2 * 8 + 2 * 128 + 4 * 260;
     printf("\n5. probe, segments of 512, causal\n");
-    printf("   %10s %14s %10s %12s %18s %12s\n", "tokens", "kernels, us", "GB/s", "Mtok/s", "with copies, us",
-           "Mtok/s");
+    printf("   %10s %14s %10s %12s %18s %12s\n", "tokens", "kernels, us", "GB/s", "Mtok/s",
+           "with copies, us", "Mtok/s");
     for (uint32_t tokens = 8192; tokens <= 524288; tokens *= 4) {
         struct pd_probe_batch batch;
         make_probe_batch(&batch, tokens);
@@ -483,7 +500,8 @@ int main(int argc, char **argv)
         printf("no device to check: %s\n", error.text);
         return 2;
     }
-    printf("device: %s, CUDA runtime %d.%d\n", backend->device, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    printf("device: %s, CUDA runtime %d.%d\n", backend->device, CUDART_VERSION / 1000,
+           CUDART_VERSION % 1000 / 10);
     check_attention(backend);
     check_64k(backend);
     check_probe(backend);
@@ -492,6 +510,7 @@ int main(int argc, char **argv)
     measure_attention(argc > 1 ? argv[1] : "/dev/null");
     measure_padding();
     measure_probe();
-    printf("\n%s: %d failures, %.0f s\n", failures ? "FAIL" : "PASS", failures, seconds_now() - start);
+    printf("\n%s: %d failures, %.0f s\n", failures ? "FAIL" : "PASS", failures,
+           seconds_now() - start);
     return failures > 0;
 }

@@ -66,9 +66,11 @@ def main():
         sdpa = tera(length, tokens, causal, sdpa_seconds(torch, length, dim, causal, tokens))
         other = "-"
         if flash:
-            other = f"{tera(length, tokens, causal, flash_seconds(torch, flash, length, dim, causal, tokens)):.1f}"
+            seconds = flash_seconds(torch, flash, length, dim, causal, tokens)
+            other = f"{tera(length, tokens, causal, seconds):.1f}"
         mine = tera(length, tokens, causal, float(ours))
-        print(f"   {length:8} {dim:4} {'causal' if causal else 'full':>7} {mine:9.1f} {sdpa:9.1f} {other:>11}")
+        mask = "causal" if causal else "full"
+        print(f"   {length:8} {dim:4} {mask:>7} {mine:9.1f} {sdpa:9.1f} {other:>11}")
 
 
 if __name__ == "__main__":

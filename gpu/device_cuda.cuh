@@ -1,5 +1,5 @@
-/* The device as kernels see it: the only place with inline assembly and CUDA's own names. device_simt.h gives the same
- * names a meaning on the CPU. sm_80 and later. */
+/* The device as kernels see it: the only place with inline assembly and CUDA's own names.
+ * device_simt.h gives the same names a meaning on the CPU. sm_80 and later. */
 #ifndef PD_GPU_DEVICE_CUDA_CUH
 #define PD_GPU_DEVICE_CUDA_CUH
 
@@ -62,12 +62,14 @@ DEV_FUNCTION void dev_ldmatrix_transposed(uint32_t (&r)[4], const void *row)
                  : "memory");
 }
 
-/* 16 bytes from global to shared memory without waiting, or 16 zero bytes (global is then not read). */
+/* 16 bytes from global to shared memory without waiting, or 16 zero bytes (global is then not
+ * read). */
 DEV_FUNCTION void dev_copy16(void *shared, const void *global, bool inside)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(dev_shared_address(shared)),
-                 "l"(__cvta_generic_to_global(global)), "r"(inside ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(dev_shared_address(shared)),
+        "l"(__cvta_generic_to_global(global)), "r"(inside ? 16 : 0)
+        : "memory");
 }
 
 /* Until all copies of the calling thread have landed. */

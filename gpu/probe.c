@@ -1,8 +1,9 @@
 /* The backend-free half of the probe: what may run at all, the lengths, and the verdict in words.
  *
- * Sits between the validator and its backends: a batch is admitted here before any kernel sees it, since a
- * kernel indexes memory with cu_seqlens, and the kinds per token that come back are turned into places here,
- * so that every backend reports alike. Pure functions; any thread. Does not compute a single sum. */
+ * Sits between the validator and its backends: a batch is admitted here before any kernel sees
+ * it, since a kernel indexes memory with cu_seqlens, and the kinds per token that come back are
+ * turned into places here, so that every backend reports alike. Pure functions; any thread. Does
+ * not compute a single sum. */
 #include "gpu/probe_code.h"
 
 #include <string.h>
@@ -66,8 +67,8 @@ static int32_t slot_of(const struct pd_probe_batch *batch, uint32_t i)
     return batch->cu_seqlens[i + 1] - batch->cu_seqlens[i];
 }
 
-/* Real tokens first, `length` of them, then the gap: two looks suffice, since the probe itself finds a real
- * token behind a gap. */
+/* Real tokens first, `length` of them, then the gap: two looks suffice, since the probe itself
+ * finds a real token behind a gap. */
 static bool length_right(const struct pd_probe_batch *batch, uint32_t i)
 {
     const int32_t *ids = batch->segment_ids + batch->cu_seqlens[i];
@@ -192,7 +193,8 @@ void pd_probe_report(const struct pd_probe_batch *batch, const uint8_t *kinds,
 {
     size_t tokens = (size_t)batch->rows * batch->width;
     memset(result, 0, sizeof(*result));
-    for (size_t t = next_found(kinds, 0, tokens); t < tokens; t = next_found(kinds, t + 1, tokens)) {
+    for (size_t t = next_found(kinds, 0, tokens); t < tokens;
+         t = next_found(kinds, t + 1, tokens)) {
         result->violation_count++;
         for (uint32_t i = 0; i < PD_PROBE_KIND_COUNT; i++)
             result->kind_counts[i] += (kinds[t] >> i) & 1u;

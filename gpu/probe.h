@@ -1,4 +1,5 @@
-/* The attention probe: does the mask that cu_seqlens describes let any token see a token it must not?
+/* The attention probe: does the mask that cu_seqlens describes let any token see a token it must
+ * not?
  *
  * A varlen attention kernel is given zero logits, so that every allowed key weighs exactly 1, and
  * values that encode the *served* segment ids and positions; the mask comes from the *served*
@@ -32,26 +33,26 @@ extern "C" {
  * width. Nothing in the arrays is trusted. */
 struct pd_probe_batch {
     uint32_t rows, width;
-    uint32_t segment_count;       /* S, padding segments included */
-    const int32_t *segment_ids;   /* [rows, width] */
-    const int32_t *positions;     /* [rows, width], or NULL where the batch serves none of one
+    uint32_t segment_count;     /* S, padding segments included */
+    const int32_t *segment_ids; /* [rows, width] */
+    const int32_t *positions;   /* [rows, width], or NULL where the batch serves none of one
                                      dimension (M-RoPE): then derived from segment_ids */
-    const int32_t *cu_seqlens;    /* [S+1] */
-    const int32_t *seq_lens;      /* [S] real length of each segment, 0 for padding */
-    const int32_t *logged_lens;   /* [S] the same as the log has it, or NULL: not compared */
-    bool causal;                  /* false: full attention inside a segment; the causal mask is
+    const int32_t *cu_seqlens;  /* [S+1] */
+    const int32_t *seq_lens;    /* [S] real length of each segment, 0 for padding */
+    const int32_t *logged_lens; /* [S] the same as the log has it, or NULL: not compared */
+    bool causal;                /* false: full attention inside a segment; the causal mask is
                                      probed as well, since only its prefixes pin each position */
 };
 
 /* kind, bit, label (packd_validation_violations_total{check}); most telling first */
-#define PD_PROBE_KINDS(X)                                                                          \
-    X(PD_PROBE_BOUNDS, 0x01, "probe_bounds")       /* cu_seqlens leaves [0, T] or runs backwards */   \
-    X(PD_PROBE_UNCOVERED, 0x02, "probe_uncovered") /* no segment of cu_seqlens computes this token */ \
-    X(PD_PROBE_FOREIGN, 0x04, "probe_foreign")     /* sees a key of another segment or row */         \
-    X(PD_PROBE_COUNT, 0x08, "probe_count")         /* sees too few or too many keys */                \
-    X(PD_PROBE_POSITION, 0x10, "probe_position")   /* its keys' positions are not 0, 1, 2, ... */      \
-    X(PD_PROBE_RANGE, 0x20, "probe_range")         /* segment id or position no batch can hold */     \
-    X(PD_PROBE_LENGTH, 0x40, "probe_length")       /* seq_lens disagrees with segment_ids */          \
+#define PD_PROBE_KINDS(X)                                                                         \
+    X(PD_PROBE_BOUNDS, 0x01, "probe_bounds")       /* cu_seqlens leaves [0, T], runs backwards */ \
+    X(PD_PROBE_UNCOVERED, 0x02, "probe_uncovered") /* lies in no segment of cu_seqlens */         \
+    X(PD_PROBE_FOREIGN, 0x04, "probe_foreign")     /* sees a key of another segment or row */     \
+    X(PD_PROBE_COUNT, 0x08, "probe_count")         /* sees too few or too many keys */            \
+    X(PD_PROBE_POSITION, 0x10, "probe_position")   /* its keys' positions are not 0, 1, 2 ... */  \
+    X(PD_PROBE_RANGE, 0x20, "probe_range")         /* id or position that no batch can hold */    \
+    X(PD_PROBE_LENGTH, 0x40, "probe_length")       /* seq_lens disagrees with segment_ids */      \
     X(PD_PROBE_LOGGED, 0x80, "probe_logged")       /* seq_lens disagrees with the log */
 
 enum pd_probe_kind {
@@ -77,9 +78,9 @@ struct pd_violation {
 #define PD_PROBE_VIOLATIONS_MAX 16
 
 struct pd_probe_result {
-    uint64_t violation_count;                   /* tokens with at least one; 0 = the batch is safe */
-    uint64_t kind_counts[PD_PROBE_KIND_COUNT];  /* tokens per kind, in the order of PD_PROBE_KINDS */
-    uint32_t listed;                            /* violations below, in token order */
+    uint64_t violation_count;                  /* tokens with at least one; 0 = the batch is safe */
+    uint64_t kind_counts[PD_PROBE_KIND_COUNT]; /* tokens per kind, in the order of PD_PROBE_KINDS */
+    uint32_t listed;                           /* violations below, in token order */
     struct pd_violation violations[PD_PROBE_VIOLATIONS_MAX];
 };
 

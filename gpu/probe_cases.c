@@ -1,8 +1,9 @@
 /* Random valid batches, and the ways to break them.
  *
- * Used by the self-test at start and by the tests of every backend. The layout written here follows the batch
- * contract and shares no code with the packer's layout. A fault changes as little as the mistake it stands for
- * would: a boundary that is off by one moves one entry of cu_seqlens and nothing else. Pure. */
+ * Used by the self-test at start and by the tests of every backend. The layout written here
+ * follows the batch contract and shares no code with the packer's layout. A fault changes as
+ * little as the mistake it stands for would: a boundary that is off by one moves one entry of
+ * cu_seqlens and nothing else. Pure. */
 #include "gpu/probe_cases.h"
 
 #include "base/check.h"
@@ -189,7 +190,8 @@ static void join_row(struct pd_case *made, uint32_t s)
         remove_boundary(made, first + 1);
 }
 
-/* Token moves from segment s + 1 to segment s in every array, as if lengths had been counted wrongly. */
+/* Token moves from segment s + 1 to segment s in every array, as if lengths had been counted
+ * wrongly. */
 static void move_token(struct pd_case *made, uint32_t s)
 {
     uint32_t at = (uint32_t)made->cu_seqlens[s + 1]++;

@@ -1,8 +1,8 @@
-/* What the probe lets the kernel add up, and what the sums must be: one text for C, CUDA and the CPU run
- * of the kernel.
+/* What the probe lets the kernel add up, and what the sums must be: one text for C, CUDA and the
+ * CPU run of the kernel.
  *
- * A key k (batch row r, served segment id g, served position p) gives PD_CODE_WIDTH small integers, all
- * exact in bf16:
+ * A key k (batch row r, served segment id g, served position p) gives PD_CODE_WIDTH small
+ * integers, all exact in bf16:
  *
  *   channel  0..23  +1 / -1   bit 0..23 of g
  *           24..47  +1 / -1   bit 0..23 of r
@@ -10,11 +10,12 @@
  *              52   1 / 0     g > 0, a real token
  *           53..63  0         fill the head dimension
  *
- * Over n keys that all have g, a sign channel sums to n * (its sign); a key with another g differs from
- * it in at least one bit, and every differing key moves that bit's sum the same way, so leaks cannot cancel.
- * Under a causal mask the sums of two neighbouring tokens differ by exactly one key, so that all prefixes
- * together pin down every key and its position. Arithmetic is modulo 2^32: |sum| <= 255 * n, and n itself is
- * checked, so nothing that is judged has wrapped for n <= 2^20. */
+ * Over n keys that all have g, a sign channel sums to n * (its sign); a key with another g
+ * differs from it in at least one bit, and every differing key moves that bit's sum the same way,
+ * so leaks cannot cancel. Under a causal mask the sums of two neighbouring tokens differ by
+ * exactly one key, so that all prefixes together pin down every key and its position. Arithmetic
+ * is modulo 2^32: |sum| <= 255 * n, and n itself is checked, so nothing that is judged has
+ * wrapped for n <= 2^20. */
 #ifndef PD_GPU_PROBE_CODE_H
 #define PD_GPU_PROBE_CODE_H
 
@@ -63,20 +64,21 @@ static inline PD_HOST_DEVICE uint32_t pd_code_position_sum(uint32_t count, uint3
     uint64_t step = (uint64_t)1 << (8 * byte); /* how long one value of the byte lasts */
     uint64_t cycles = count / (step * 256), rest = count % (step * 256);
     uint64_t values = rest / step, last = rest % step;
-    return (uint32_t)(cycles * step * (255 * 256 / 2) + step * (values * (values - (values != 0)) / 2) +
-                      values * last);
+    return (uint32_t)(cycles * step * (255 * 256 / 2) +
+                      step * (values * (values - (values != 0)) / 2) + values * last);
 }
 
 /* A token that is judged. */
 struct pd_code_token {
     int32_t segment, position; /* as served */
-    int32_t owner;             /* whose slot it lies in: its segment; for a gap the id at the slot's first
+    int32_t owner; /* whose slot it lies in: its segment; for a gap the id at the slot's first
                                   token (`position` tokens back); 0 for padding */
     uint32_t row;
     bool causal;
 };
 
-/* The token at index t of a batch of this width. False: its id or position is one no batch can hold. */
+/* The token at index t of a batch of this width. False: its id or position is one no batch can
+ * hold. */
 static inline PD_HOST_DEVICE bool pd_code_token_read(const int32_t *segment_ids,
                                                      const int32_t *positions, uint32_t width,
                                                      uint32_t t, bool causal,
@@ -96,7 +98,7 @@ static inline PD_HOST_DEVICE bool pd_code_token_read(const int32_t *segment_ids,
 
 /* Whether the keys counted in `count`, `real` of them real tokens, are the ones this token may see.
  *   causal: its position says how many; a gap sees its segment's real tokens, then gap positions;
- *   full:   at least its own prefix (the segment's last token then demands them all); a gap sees exactly
+ *   full:   at least its own prefix (the segment's last token then demands all); a gap sees exactly
  *           the real tokens of its slot. */
 static inline PD_HOST_DEVICE bool pd_code_count_right(const struct pd_code_token *token,
                                                       uint32_t count, uint32_t real)
@@ -108,8 +110,8 @@ static inline PD_HOST_DEVICE bool pd_code_count_right(const struct pd_code_token
     return gap ? real > 0 && real < prefix && count == real : count >= prefix;
 }
 
-/* Kinds of violation in the sums a token got. sums[PD_CODE_WIDTH], count keys. Written as plain loops over
- * channels, which a compiler turns into vector code. */
+/* Kinds of violation in the sums a token got. sums[PD_CODE_WIDTH], count keys. Written as plain
+ * loops over channels, which a compiler turns into vector code. */
 static inline PD_HOST_DEVICE uint32_t pd_code_judge(const struct pd_code_token *token,
                                                     const uint32_t *sums, uint32_t count)
 {
@@ -117,7 +119,8 @@ static inline PD_HOST_DEVICE uint32_t pd_code_judge(const struct pd_code_token *
         return PD_PROBE_UNCOVERED;
     uint32_t real = sums[PD_CODE_REAL];
     bool gap = token->segment == 0 && token->owner > 0;
-    uint32_t own = gap ? real : (token->owner > 0 ? count : 0); /* keys that must carry owner's id */
+    uint32_t own =
+        gap ? real : (token->owner > 0 ? count : 0); /* keys that must carry owner's id */
     uint32_t foreign = real ^ own, misplaced = 0;
     for (uint32_t i = 0; i < PD_CODE_SIGNS; i++)
         foreign |= sums[PD_CODE_SEGMENT + i] ^

@@ -1,16 +1,18 @@
 /* The probe on the CPU: attention with zero logits, evaluated as running sums.
  *
- * With every logit 0 each allowed key weighs exp(0) = 1, so the unnormalised output of token t is the plain sum of
- * the values over the set of keys cu_seqlens allows it: keys [cu[i], t] of its segment i under a causal mask,
- * [cu[i], cu[i] + used[i]) under a full one. The sets of a causal segment are nested, each one key larger than
- * the one before; adding that key's value to the running sum is therefore the same masked sum a kernel computes
- * key by key, in exact integers, at O(T) instead of O(sum n^2). Nothing is assumed about what is verified: the
- * sets come from cu_seqlens alone, the values from segment_ids and positions alone, and each token's sums
- * are then judged against the closed form its own id and position demand. The self-test compares these sums with
- * the tiled attention of attention_cpu.c and the kernel's, bit for bit.
+ * With every logit 0 each allowed key weighs exp(0) = 1, so the unnormalised output of token t is
+ * the plain sum of the values over the set of keys cu_seqlens allows it: keys [cu[i], t] of its
+ * segment i under a causal mask, [cu[i], cu[i] + used[i]) under a full one. The sets of a causal
+ * segment are nested, each one key larger than the one before; adding that key's value to the
+ * running sum is therefore the same masked sum a kernel computes key by key, in exact integers,
+ * at O(T) instead of O(sum n^2). Nothing is assumed about what is verified: the sets come from
+ * cu_seqlens alone, the values from segment_ids and positions alone, and each token's sums are
+ * then judged against the closed form its own id and position demand. The self-test compares
+ * these sums with the tiled attention of attention_cpu.c and the kernel's, bit for bit.
  *
- * Runs on the validate thread; no state, no allocation. Relies on pd_probe_admit: cu_seqlens ascending within
- * [0, T]. Does not look at seq_lens under a causal mask (pd_probe_check_lengths does). */
+ * Runs on the validate thread; no state, no allocation. Relies on pd_probe_admit: cu_seqlens
+ * ascending within [0, T]. Does not look at seq_lens under a causal mask (pd_probe_check_lengths
+ * does). */
 #include "gpu/cpu_levels.h"
 #include "gpu/probe_code.h"
 
@@ -33,11 +35,12 @@ PD_CPU_BODY void add_key(const struct walk *walk, uint32_t key, uint32_t row, ui
     sums[PD_CODE_REAL] += (int32_t)segment > 0;
 }
 
-PD_CPU_BODY void judge_token(const struct walk *walk, uint32_t t, bool causal,
-                             const uint32_t *sums, uint32_t count)
+PD_CPU_BODY void judge_token(const struct walk *walk, uint32_t t, bool causal, const uint32_t *sums,
+                             uint32_t count)
 {
     struct pd_code_token token;
-    bool sound = pd_code_token_read(walk->segment_ids, walk->positions, walk->width, t, causal, &token);
+    bool sound =
+        pd_code_token_read(walk->segment_ids, walk->positions, walk->width, t, causal, &token);
     walk->kinds[t] |= (uint8_t)(sound ? pd_code_judge(&token, sums, count) : PD_PROBE_RANGE);
 }
 

@@ -1,9 +1,11 @@
-/* The probe on a device: values out of the served arrays before the attention, verdicts out of its sums after it.
+/* The probe on a device: values out of the served arrays before the attention, verdicts out of
+ * its sums after it.
  *
  *   encode -> attention_bf16<64, ..., SUMS> over the served cu_seqlens with zero logits -> judge
  *
  * Both kernels are one thread per item and share probe_code.h with the CPU's probe. Included like
- * attention_kernel.cuh, with the same tags. The host has admitted the batch: no index is checked twice here. */
+ * attention_kernel.cuh, with the same tags. The host has admitted the batch: no index is checked
+ * twice here. */
 #ifndef PD_GPU_PROBE_KERNEL_CUH
 #define PD_GPU_PROBE_KERNEL_CUH
 
@@ -31,7 +33,8 @@ DEV_KERNEL(DEV_PROBE_THREADS) probe_encode(const struct dev_probe p)
 {
     uint64_t item = (uint64_t)dev_block_x() * DEV_PROBE_THREADS + dev_thread();
     uint64_t token = item / (PD_CODE_WIDTH / DEV_ENCODE_CHANNELS);
-    if (token >= p.tokens) return; // [bound]
+    if (token >= p.tokens)
+        return; // [bound]
     uint32_t channel = item % (PD_CODE_WIDTH / DEV_ENCODE_CHANNELS) * DEV_ENCODE_CHANNELS;
     uint32_t row = (uint32_t)token / p.width;
     int32_t segment = p.segment_ids[token], position = p.positions[token];
@@ -45,7 +48,8 @@ DEV_KERNEL(DEV_PROBE_THREADS) probe_judge(const struct dev_probe p)
 {
     uint64_t t = (uint64_t)dev_block_x() * DEV_PROBE_THREADS + dev_thread();
     struct pd_code_token token;
-    if (t >= p.tokens) return; // [bound]
+    if (t >= p.tokens)
+        return; // [bound]
     if (!pd_code_token_read(p.segment_ids, p.positions, p.width, (uint32_t)t, p.causal, &token))
         p.kinds[t] |= PD_PROBE_RANGE;
     else

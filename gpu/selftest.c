@@ -1,14 +1,15 @@
-/* The self-test of a backend: is what it computes attention, does it keep segments apart, does its probe find faults?
+/* The self-test of a backend: is what it computes attention, does it keep segments apart, does
+ * its probe find faults?
  *
- *   dense         random logits through cu_seqlens, against fp64 with a dense block mask made from segment_ids and
+ *   dense         random logits through cu_seqlens, against fp64 with a block mask from segment_ids and
  *                 positions: the two descriptions of a batch must mean the same
- *   interference  queries, keys and values of half of the segments are re-randomised (by each bit of the segment
- *                 index, so that every pair is separated once); the others' outputs must keep every bit
+ *   interference  queries, keys and values of half of the segments are re-randomised (by each bit of
+ *                 the segment index: every pair is separated once); the others keep every bit
  *   faults        every planted fault is found by the probe, with no other check on
  *   clean         no alarm on valid batches
  *
- * Runs at start, by `packctl selftest` and in CI, on the validator's thread; allocates its scratch and frees it. It
- * stops at the first failure, whose text names the case. */
+ * Runs at start, by `packctl selftest` and in CI, on the validator's thread; allocates its
+ * scratch and frees it. It stops at the first failure, whose text names the case. */
 #include "gpu/backend.h"
 #include "gpu/probe_cases.h"
 
@@ -24,7 +25,7 @@ struct scratch {
     struct pd_case made;
     uint8_t kinds[PD_CASE_TOKENS_MAX];
     int32_t used[TOKENS];
-    float q[CELLS], k[CELLS], v[CELLS];         /* what the arrays below hold, widened */
+    float q[CELLS], k[CELLS], v[CELLS];           /* what the arrays below hold, widened */
     _Alignas(64) unsigned char qkv[3][CELLS * 4]; /* in the case's dtype */
     _Alignas(64) unsigned char out[CELLS * 4], again[CELLS * 4];
     float head_q[TOKENS * DIM], head_k[TOKENS * DIM];
@@ -75,7 +76,8 @@ static void randomise(struct run *run, const struct pd_attention *a, uint32_t fi
             put(a, s->qkv[array], wide[array], i, random_value(&run->random));
 }
 
-static struct pd_attention make_attention(struct run *run, enum pd_attention_dtype dtype, uint32_t dim)
+static struct pd_attention make_attention(struct run *run, enum pd_attention_dtype dtype,
+                                          uint32_t dim)
 {
     struct scratch *s = run->scratch;
     const struct pd_probe_batch *b = &s->made.batch;
@@ -110,9 +112,10 @@ static void make_batch(struct run *run, bool causal, uint32_t align)
     pd_case_make(&run->scratch->made, &rules, &run->random);
 }
 
-/* One head's output at one token from the dense weights: exact, and with bf16 weights and output. */
-static void dense_row(const struct run *run, const struct pd_attention *a, uint32_t head, uint32_t t,
-                      double *exact, double *rounded)
+/* One head's output at one token from the dense weights: exact, and with bf16 weights and output.
+ * */
+static void dense_row(const struct run *run, const struct pd_attention *a, uint32_t head,
+                      uint32_t t, double *exact, double *rounded)
 {
     const struct scratch *s = run->scratch;
     memset(exact, 0, a->head_dim * sizeof(*exact));
@@ -163,10 +166,13 @@ static void compare_head(struct run *run, const struct pd_attention *a, uint32_t
     struct scratch *s = run->scratch;
     for (uint32_t t = 0; t < a->tokens; t++)
         for (uint32_t i = 0; i < a->head_dim; i++) {
-            s->head_q[(size_t)t * a->head_dim + i] = s->q[((size_t)t * HEADS + head) * a->head_dim + i];
-            s->head_k[(size_t)t * a->head_dim + i] = s->k[((size_t)t * HEADS + head) * a->head_dim + i];
+            s->head_q[(size_t)t * a->head_dim + i] =
+                s->q[((size_t)t * HEADS + head) * a->head_dim + i];
+            s->head_k[(size_t)t * a->head_dim + i] =
+                s->k[((size_t)t * HEADS + head) * a->head_dim + i];
         }
-    pd_attention_weights(a->tokens, a->head_dim, s->head_q, s->head_k, a->scale, s->allowed, s->weights);
+    pd_attention_weights(a->tokens, a->head_dim, s->head_q, s->head_k, a->scale, s->allowed,
+                         s->weights);
     for (uint32_t t = 0; t < a->tokens; t++)
         if (s->made.segment_ids[t] > 0)
             compare_row(run, a, head, t, errors);
@@ -195,7 +201,8 @@ static int dense_case(struct run *run, enum pd_attention_dtype dtype, uint32_t d
     if (errors.found <= bound)
         return 0;
     char text[160];
-    snprintf(text, sizeof(text), "dense reference, %s, head dim %u, %s mask: error %.3g, allowed %.3g",
+    snprintf(text, sizeof(text),
+             "dense reference, %s, head dim %u, %s mask: error %.3g, allowed %.3g",
              dtype == PD_ATTENTION_F32 ? "fp32" : "bf16", dim, a.causal ? "causal" : "full",
              errors.found, bound);
     return failed(run, text);

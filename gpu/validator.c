@@ -3,13 +3,14 @@
  *   submit: limits -> pd_probe_admit -> positions -> backend.submit      (slot in flight)
  *   collect: backend.collect -> lengths -> confirm guilt on the CPU -> pd_probe_report
  *
- * A device is retired when a call fails, and when the CPU finds other violations than the device reported: it is freed
- * once, `notice` hears of it once, and every batch in flight is answered by the CPU, whose arrays are still borrowed.
- * Acquittals by the device are not repeated on the CPU (that would make the device pointless); the self-test at start
- * shows that it can find what it must.
+ * A device is retired when a call fails, and when the CPU finds other violations than the device
+ * reported: it is freed once, `notice` hears of it once, and every batch in flight is answered by
+ * the CPU, whose arrays are still borrowed. Acquittals by the device are not repeated on the CPU
+ * (that would make the device pointless); the self-test at start shows that it can find what it
+ * must.
  *
- * One owner thread, asserted nowhere because nothing is shared. Buffers are made in pd_validator_adopt; no call
- * after that allocates but the self-test. */
+ * One owner thread, asserted nowhere because nothing is shared. Buffers are made in
+ * pd_validator_adopt; no call after that allocates but the self-test. */
 #include "gpu/backend.h"
 
 #include "base/check.h"
@@ -45,10 +46,11 @@ static int check_limits(const struct pd_validator_limits *limits, struct pd_erro
     if (limits->tokens_max > 0 && limits->tokens_max <= PD_PROBE_TOKENS_MAX &&
         limits->segments_max > 0 && limits->segments_max <= limits->tokens_max)
         return 0;
-    return pd_error_set(error, PD_EINVAL, "LIMITS",
-                        "validator: limits of %u tokens and %u segments; both must be positive, tokens at "
-                        "most %u, segments at most as many as tokens",
-                        limits->tokens_max, limits->segments_max, PD_PROBE_TOKENS_MAX);
+    return pd_error_set(
+        error, PD_EINVAL, "LIMITS",
+        "validator: limits of %u tokens and %u segments; both must be positive, tokens at "
+        "most %u, segments at most as many as tokens",
+        limits->tokens_max, limits->segments_max, PD_PROBE_TOKENS_MAX);
 }
 
 static bool make_buffers(struct pd_validator *v)
@@ -101,10 +103,10 @@ int pd_validator_adopt(struct pd_backend **backend, const struct pd_validator_li
         return 0;
     }
     pd_validator_free(v);
-    return rc == PD_ENOMEM ? pd_error_set(error, rc, "OUT_OF_MEMORY",
-                                          "validator: no memory for batches of %u tokens",
-                                          limits->tokens_max)
-                           : rc;
+    return rc == PD_ENOMEM
+               ? pd_error_set(error, rc, "OUT_OF_MEMORY",
+                              "validator: no memory for batches of %u tokens", limits->tokens_max)
+               : rc;
 }
 
 /* The backend of that name; NULL for "off". */
@@ -182,15 +184,17 @@ static int check_batch(const struct pd_validator *v, const struct pd_probe_batch
                        struct pd_error *error)
 {
     if (!v->backend)
-        return pd_error_set(error, PD_EUNSUPPORTED, "PROBE_OFF", "validator: the probe is switched off");
+        return pd_error_set(error, PD_EUNSUPPORTED, "PROBE_OFF",
+                            "validator: the probe is switched off");
     if ((uint64_t)batch->rows * batch->width <= v->limits.tokens_max &&
         batch->segment_count <= v->limits.segments_max)
         return 0;
-    return pd_error_set(error, PD_ELIMIT, "PROBE_LIMIT",
-                        "validator: a batch of %u x %u tokens and %u segments; made for %u tokens and %u "
-                        "segments",
-                        batch->rows, batch->width, batch->segment_count, v->limits.tokens_max,
-                        v->limits.segments_max);
+    return pd_error_set(
+        error, PD_ELIMIT, "PROBE_LIMIT",
+        "validator: a batch of %u x %u tokens and %u segments; made for %u tokens and %u "
+        "segments",
+        batch->rows, batch->width, batch->segment_count, v->limits.tokens_max,
+        v->limits.segments_max);
 }
 
 int pd_validator_submit(struct pd_validator *v, const struct pd_probe_batch *batch,
@@ -297,7 +301,8 @@ int pd_validator_selftest(struct pd_validator *v, struct pd_selftest_report *rep
 {
     PD_MAGIC_CHECK(v, MAGIC);
     if (!v->backend)
-        return pd_error_set(error, PD_EUNSUPPORTED, "PROBE_OFF", "validator: the probe is switched off");
+        return pd_error_set(error, PD_EUNSUPPORTED, "PROBE_OFF",
+                            "validator: the probe is switched off");
     if (v->in_flight > 0)
         return pd_error_set(error, PD_EAGAIN, "PROBE_BUSY",
                             "validator: collect the %u batches in flight first", v->in_flight);

@@ -1,6 +1,6 @@
 """CUDA with Bazel: finds nvcc, compiles .cu files, links cudart statically.
 
-PACKD_CUDA=auto (default) takes nvcc from PATH or /usr/local/cuda where it is there, and builds without CUDA where it is not.
+PACKD_CUDA=auto (default) takes nvcc from PATH or /usr/local/cuda, and builds without where there is none.
 PACKD_CUDA=off builds without. PACKD_CUDA=/path/to/cuda must hold bin/nvcc, or the build fails.
 
     load("@cuda//:defs.bzl", "HAVE_CUDA")
@@ -85,7 +85,8 @@ def _nvcc_objects_impl(ctx):
         ctx.actions.run_shell(
             inputs = depset([src], transitive = [headers]),
             outputs = [out],
-            # nvcc names its temporary files by process id, which repeat between sandboxes: each run gets a folder of its own.
+            # nvcc names its temporary files by process id, which repeat between sandboxes: each
+            # run gets a folder of its own.
             command = "export TMPDIR=$PWD/nvcc-tmp && mkdir -p $TMPDIR && trap 'rm -rf $TMPDIR' EXIT && %s \"$@\"" %
                       ctx.attr.nvcc,
             arguments = flags,

@@ -1,12 +1,13 @@
 /* The machine that runs a CUDA block on one CPU thread: fibers, barriers, warp collectives.
  *
  *   simt_run -> for each block: poison shared memory, run_block
- *   run_block: rounds over the threads in the chosen order; each runnable one is switched to and comes back when
+ *   run_block: rounds over the threads in the chosen order; each runnable one runs and comes back when
  *   it waits or ends; a round in which nobody could run is a divergence.
  *
- * A warp collective is a deposit, a warp barrier and a gather. Deposits alternate between two buffers per warp: a
- * lane can be at most one collective ahead of another, so nothing is overwritten before all have read it. The
- * switch is written by hand because swapcontext makes a system call each time (some hundred times slower).
+ * A warp collective is a deposit, a warp barrier and a gather. Deposits alternate between two
+ * buffers per warp: a lane can be at most one collective ahead of another, so nothing is
+ * overwritten before all have read it. The switch is written by hand because swapcontext makes a
+ * system call each time (some hundred times slower).
  *
  * Test code, one machine per OS thread; `current` is the machine whose fiber is running. */
 #include "gpu/simt/simt.h"
@@ -71,7 +72,7 @@ struct simt {
     uint32_t ended, at_barrier, at_collective[WARPS_MAX];
     void (*entry)(const void *);
     const void *argument;
-    void *scheduler; /* its stack pointer while a fiber runs */
+    void *scheduler;             /* its stack pointer while a fiber runs */
     const void *scheduler_stack; /* the same for the address sanitizer */
     size_t scheduler_stack_bytes;
     void *scheduler_tsan;
@@ -148,7 +149,8 @@ static void leave_fiber(struct simt *m)
 static void fiber_main(void)
 {
 #if defined(SIMT_ASAN)
-    __sanitizer_finish_switch_fiber(NULL, &current->scheduler_stack, &current->scheduler_stack_bytes);
+    __sanitizer_finish_switch_fiber(NULL, &current->scheduler_stack,
+                                    &current->scheduler_stack_bytes);
 #endif
     for (;;) {
         struct simt *m = current;
@@ -256,7 +258,8 @@ static void report_stuck(struct simt *m)
         }
     pd_error_set(&m->failed, PD_EDEVICE, "SIMT_DIVERGED",
                  "block (%u, %u): thread 0 %s of line %d while thread %u %s of line %d", m->block_x,
-                 m->block_y, names[one->state], one->line, thread, names[other->state], other->line);
+                 m->block_y, names[one->state], one->line, thread, names[other->state],
+                 other->line);
 }
 
 static void run_block(struct simt *m)
@@ -286,10 +289,11 @@ static int check_launch(const struct simt_launch *l, struct pd_error *error)
     if (l->threads > 0 && l->threads <= SIMT_THREADS_MAX && l->threads % SIMT_WARP == 0 &&
         l->shared_bytes <= SIMT_SHARED_MAX && l->shared_bytes % 16 == 0)
         return 0;
-    return pd_error_set(error, PD_EINVAL, "SIMT_LAUNCH",
-                        "simt: %u threads and %u bytes of shared memory; at most %d, a multiple of %d, "
-                        "and %u",
-                        l->threads, l->shared_bytes, SIMT_THREADS_MAX, SIMT_WARP, SIMT_SHARED_MAX);
+    return pd_error_set(
+        error, PD_EINVAL, "SIMT_LAUNCH",
+        "simt: %u threads and %u bytes of shared memory; at most %d, a multiple of %d, "
+        "and %u",
+        l->threads, l->shared_bytes, SIMT_THREADS_MAX, SIMT_WARP, SIMT_SHARED_MAX);
 }
 
 int simt_run(struct simt *m, const struct simt_launch *launch, void (*entry)(const void *),
@@ -356,7 +360,8 @@ void *simt_shared(void)
     return current->shared;
 }
 
-/* Waits until `count` threads from `first` on wait in this state at this line; the last one wakes them. */
+/* Waits until `count` threads from `first` on wait in this state at this line; the last one wakes
+ * them. */
 static void wait_for(struct simt *m, enum state state, int line, uint32_t first, uint32_t count,
                      uint32_t *waiting)
 {
@@ -419,7 +424,8 @@ static float high_half(uint32_t pair)
     return value;
 }
 
-/* Whole rows at a time, which the compiler turns into vector code; by the lane that deposits last. */
+/* Whole rows at a time, which the compiler turns into vector code; by the lane that deposits
+ * last. */
 static void multiply(struct exchange *x)
 {
     memset(x->d, 0, sizeof(x->d));

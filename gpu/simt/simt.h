@@ -1,12 +1,15 @@
-/* A block of CUDA threads on one CPU thread, for tests: the kernels' own source runs where there is no GPU.
+/* A block of CUDA threads on one CPU thread, for tests: the kernels' own source runs where there
+ * is no GPU.
  *
- * Every CUDA thread is a fiber with its own stack. A fiber runs until it meets a barrier or a warp collective,
- * then the next one runs, in an order the test chooses; blocks run one after the other. What the hardware would
- * leave to chance is made to hurt: shared memory is filled with NaN before each block and ends at an
- * unmapped page, asynchronous copies happen as early or as late as they may, and lanes that wait on different
- * collectives, or for a thread that has left, end the run with a report instead of a hang.
+ * Every CUDA thread is a fiber with its own stack. A fiber runs until it meets a barrier or a
+ * warp collective, then the next one runs, in an order the test chooses; blocks run one after the
+ * other. What the hardware would leave to chance is made to hurt: shared memory is filled with
+ * NaN before each block and ends at an unmapped page, asynchronous copies happen as early or as
+ * late as they may, and lanes that wait on different collectives, or for a thread that has left,
+ * end the run with a report instead of a hang.
  *
- * It cannot show weak-memory races, bank conflicts, register pressure or launch limits. One machine per OS thread. */
+ * It cannot show weak-memory races, bank conflicts, register pressure or launch limits. One
+ * machine per OS thread. */
 #ifndef PD_GPU_SIMT_SIMT_H
 #define PD_GPU_SIMT_SIMT_H
 
@@ -41,9 +44,10 @@ struct simt *simt_new(void);
 void simt_free(struct simt *simt); /* NULL is allowed */
 void simt_set_order(struct simt *simt, enum simt_order order, uint64_t seed);
 
-/* Runs entry(argument) in every thread of every block. PD_EINVAL: a shape the machine does not have (threads not
- * a multiple of 32, too much shared memory). PD_EDEVICE SIMT_DIVERGED, SIMT_MISALIGNED, SIMT_OUTSIDE: the kernel
- * did what a GPU does not define; error says which threads, and at which lines. */
+/* Runs entry(argument) in every thread of every block. PD_EINVAL: a shape the machine does not
+ * have (threads not a multiple of 32, too much shared memory). PD_EDEVICE SIMT_DIVERGED,
+ * SIMT_MISALIGNED, SIMT_OUTSIDE: the kernel did what a GPU does not define; error says which
+ * threads, and at which lines. */
 int simt_run(struct simt *simt, const struct simt_launch *launch, void (*entry)(const void *),
              const void *argument, struct pd_error *error) PD_MUST_CHECK;
 
@@ -60,8 +64,8 @@ float simt_shfl_xor(float value, uint32_t mask, int line);
 void simt_mma(float d[4], const uint32_t a[4], const uint32_t b[2], int line);
 /* Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8. */
 void simt_ldmatrix(uint32_t r[4], const void *row, int transposed, int line);
-/* 16 bytes from global to shared memory, or 16 zero bytes where !inside; done at the latest when simt_copy_wait
- * returns, for the calling thread alone. */
+/* 16 bytes from global to shared memory, or 16 zero bytes where !inside; done at the latest when
+ * simt_copy_wait returns, for the calling thread alone. */
 void simt_copy16(void *shared, const void *global, int inside);
 void simt_copy_wait(void);
 

@@ -1,9 +1,10 @@
 /* Attention over random numbers, held against the oracle.
  *
- * The rule of FlashAttention's own tests: the error against fp64 may be at most twice that of a plain evaluation in the
- * operands' precision. For bf16 that is the oracle with its weights and its output rounded to bf16; for fp32 the
- * same with a float's rounding. Everything outside the segments is NaN, so that a key or value fetched from a neighbour
- * poisons the result instead of changing it a little. */
+ * The rule of FlashAttention's own tests: the error against fp64 may be at most twice that of a
+ * plain evaluation in the operands' precision. For bf16 that is the oracle with its weights and
+ * its output rounded to bf16; for fp32 the same with a float's rounding. Everything outside the
+ * segments is NaN, so that a key or value fetched from a neighbour poisons the result instead of
+ * changing it a little. */
 #include "tests/gpu/attention_cases.h"
 
 #include "gpu/probe_cases.h"
@@ -70,8 +71,9 @@ static void compare(const struct pd_attention *a, const int32_t *cu, uint32_t se
                 result->strayed |= covered || !isnan(out);
                 continue;
             }
-            double low = a->dtype == PD_ATTENTION_F32 ? (double)(float)rounded[i]
-                                                      : (double)pd_bf16_to(pd_bf16_of((float)rounded[i]));
+            double low = a->dtype == PD_ATTENTION_F32
+                             ? (double)(float)rounded[i]
+                             : (double)pd_bf16_to(pd_bf16_of((float)rounded[i]));
             plain = fmax(plain, fabs(low - exact[i]));
             grain = fmax(grain, fabs(exact[i]));
             result->error = fmax(result->error, fabs(out - exact[i]));
@@ -83,12 +85,13 @@ static void compare(const struct pd_attention *a, const int32_t *cu, uint32_t se
             result->lse_error = fmax(result->lse_error, gap / (1 + fmin(fabs(exact_lse[at]), 100)));
         }
     }
-    /* fp32 has no coarser operand to round: allow the length of the sums, in units of float's epsilon */
+    /* fp32 has no coarser operand to round: allow the length of the sums, in units of float's
+     * epsilon */
     result->bound = 2 * plain + (a->dtype == PD_ATTENTION_F32 ? grain * 32 * 1.2e-7 : 0) + 1e-7;
 }
 
-struct attention_error attention_case(struct pd_backend *backend, const struct attention_shape *shape,
-                                      uint64_t seed)
+struct attention_error attention_case(struct pd_backend *backend,
+                                      const struct attention_shape *shape, uint64_t seed)
 {
     struct attention_error result = {.rc = 0};
     struct guarded cu_memory = guarded_new((shape->segments + 1) * 4);

@@ -38,13 +38,15 @@ static double foreign_mass(uint32_t n, const int32_t *ids, const double *weights
     return mass;
 }
 
-/* What packing must guarantee, in nine tokens: three samples of 3, 2 and 4. With the block mask not the smallest
- * weight crosses a boundary and every row sums to one; without it, weight does cross. */
+/* What packing must guarantee, in nine tokens: three samples of 3, 2 and 4. With the block mask
+ * not the smallest weight crosses a boundary and every row sums to one; without it, weight does
+ * cross. */
 static void test_three_packed_samples(void **state)
 {
     (void)state;
     enum { N = 9, DIM = 16 };
-    static const int32_t ids[N] = {1, 1, 1, 2, 2, 3, 3, 3, 3}, positions[N] = {0, 1, 2, 0, 1, 0, 1, 2, 3};
+    static const int32_t ids[N] = {1, 1, 1, 2, 2, 3, 3, 3, 3},
+                         positions[N] = {0, 1, 2, 0, 1, 0, 1, 2, 3};
     float q[N * DIM], k[N * DIM];
     uint8_t allowed[N * N];
     double weights[N * N];
@@ -91,8 +93,17 @@ static void test_oracle_equals_dense_mask(void **state)
         v[i] = sinf((float)i * 0.31f);
     }
     for (int causal = 0; causal < 2; causal++) {
-        struct pd_attention a = {.q = q, .k = k, .v = v, .cu_seqlens = cu, .segment_count = 4, .tokens = N,
-                                 .heads = 1, .heads_kv = 1, .head_dim = DIM, .causal = causal, .scale = 0.3f};
+        struct pd_attention a = {.q = q,
+                                 .k = k,
+                                 .v = v,
+                                 .cu_seqlens = cu,
+                                 .segment_count = 4,
+                                 .tokens = N,
+                                 .heads = 1,
+                                 .heads_kv = 1,
+                                 .head_dim = DIM,
+                                 .causal = causal,
+                                 .scale = 0.3f};
         pd_attention_pack(&a);
         pd_attention_ref(&a, false, out, NULL);
         pd_attention_block_mask(N, N, ids, positions, causal, allowed);
@@ -111,7 +122,7 @@ static void test_bf16(void **state)
 {
     (void)state;
     assert_int_equal(pd_bf16_of(1.0f), 0x3f80);
-    assert_int_equal(pd_bf16_of(1.00390625f), 0x3f80);        /* a tie goes to even */
+    assert_int_equal(pd_bf16_of(1.00390625f), 0x3f80); /* a tie goes to even */
     assert_int_equal(pd_bf16_of(1.01171875f), 0x3f82);
     assert_true(isnan(pd_bf16_to(pd_bf16_of(NAN))));
     for (uint32_t bits = 0; bits < 65536; bits++)
@@ -123,10 +134,11 @@ static void expect_good(const struct attention_shape *shape, uint64_t seed, doub
 {
     struct attention_error e = attention_case(cpu, shape, seed);
     if (e.rc != 0 || e.strayed || !(e.error <= e.bound) || !(e.lse_error < 2e-6))
-        fail_msg("segments %u, first length %d, dim %u, dtype %d, causal %d: rc %d, error %g of %g, lse %g, "
+        fail_msg("segments %u, first length %d, dim %u, dtype %d, causal %d: rc %d, error %g of "
+                 "%g, lse %g, "
                  "strayed %d",
-                 shape->segments, shape->lengths[0], shape->head_dim, shape->dtype, shape->causal, e.rc,
-                 e.error, e.bound, e.lse_error, e.strayed);
+                 shape->segments, shape->lengths[0], shape->head_dim, shape->dtype, shape->causal,
+                 e.rc, e.error, e.bound, e.lse_error, e.strayed);
     *worst = fmax(*worst, e.error / e.bound);
 }
 
@@ -138,7 +150,8 @@ static void test_cpu_sweep(void **state)
     double worst[2] = {0};
     for (uint32_t i = 0; i < sizeof(edges) / sizeof(*edges); i++)
         for (int variant = 0; variant < 8; variant++) {
-            int32_t lengths[] = {edges[i], 0, 3, edges[i], 1}, used[] = {edges[i] - 1, 0, 2, edges[i] + 9, 1};
+            int32_t lengths[] = {edges[i], 0, 3, edges[i], 1},
+                    used[] = {edges[i] - 1, 0, 2, edges[i] + 9, 1};
             struct attention_shape shape = {.lengths = lengths,
                                             .segments = 5,
                                             .used = variant & 4 ? used : NULL,
@@ -147,12 +160,13 @@ static void test_cpu_sweep(void **state)
                                             .heads = 2,
                                             .heads_kv = 1 + i % 2,
                                             .head_dim = i % 2 ? 64 : 128,
-                                            .dtype = variant & 1 ? PD_ATTENTION_BF16 : PD_ATTENTION_F32,
+                                            .dtype =
+                                                variant & 1 ? PD_ATTENTION_BF16 : PD_ATTENTION_F32,
                                             .causal = variant & 2};
             expect_good(&shape, 100 + i, &worst[variant & 1]);
         }
-    printf("%s: worst error / bound: fp32 %.2f, bf16 %.2f\n", pd_cpu_level_name(pd_cpu_level()), worst[0],
-           worst[1]);
+    printf("%s: worst error / bound: fp32 %.2f, bf16 %.2f\n", pd_cpu_level_name(pd_cpu_level()),
+           worst[0], worst[1]);
 }
 
 static void test_cpu_repeats(void **state)
@@ -164,8 +178,17 @@ static void test_cpu_repeats(void **state)
     for (int i = 0; i < N * DIM; i++)
         q[i] = sinf((float)i);
     for (int run = 0; run < 2; run++) {
-        struct pd_attention a = {.q = q, .k = q, .v = q, .out = out[run], .cu_seqlens = cu, .segment_count = 2,
-                                 .tokens = N, .heads = 1, .heads_kv = 1, .head_dim = DIM, .scale = 0.125f};
+        struct pd_attention a = {.q = q,
+                                 .k = q,
+                                 .v = q,
+                                 .out = out[run],
+                                 .cu_seqlens = cu,
+                                 .segment_count = 2,
+                                 .tokens = N,
+                                 .heads = 1,
+                                 .heads_kv = 1,
+                                 .head_dim = DIM,
+                                 .scale = 0.125f};
         pd_attention_pack(&a);
         assert_int_equal(pd_attention_cpu(&a, NULL), 0);
     }
@@ -187,9 +210,12 @@ static void test_cpu_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_three_packed_samples), cmocka_unit_test(test_oracle_equals_dense_mask),
-        cmocka_unit_test(test_bf16),                 cmocka_unit_test(test_cpu_sweep),
-        cmocka_unit_test(test_cpu_repeats),          cmocka_unit_test(test_cpu_refuses),
+        cmocka_unit_test(test_three_packed_samples),
+        cmocka_unit_test(test_oracle_equals_dense_mask),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_cpu_sweep),
+        cmocka_unit_test(test_cpu_repeats),
+        cmocka_unit_test(test_cpu_refuses),
     };
     return cmocka_run_group_tests(tests, make_cpu, free_cpu);
 }

@@ -1,8 +1,10 @@
-/* The kernels' own source as a backend: what the CUDA backend does with launches, with calls of the SIMT machine.
+/* The kernels' own source as a backend: what the CUDA backend does with launches, with calls of
+ * the SIMT machine.
  *
- * KERNEL_ATTENTION and KERNEL_PROBE name the sources, so that the mutation test can put an instrumented copy in
- * their place. The probe's device arrays are allocated for each batch and end at an unmapped page each, so that an index
- * out of bounds is a crash and not luck. Test code, owner's thread. */
+ * KERNEL_ATTENTION and KERNEL_PROBE name the sources, so that the mutation test can put an
+ * instrumented copy in their place. The probe's device arrays are allocated for each batch and
+ * end at an unmapped page each, so that an index out of bounds is a crash and not luck. Test
+ * code, owner's thread. */
 #include "tests/gpu/backend_simt.h"
 #include "tests/gpu/guarded.h"
 
@@ -43,8 +45,8 @@ static int run_attention(struct simt_backend *self, const struct pd_attention *a
     int rc = dev_plan_attention(a, &plan, error);
     if (rc != 0)
         return rc;
-    struct simt_launch shape = {plan.grid_x, plan.grid_y, DEV_THREADS, plan.shared_bytes,
-                                self->block_first, self->block_count};
+    struct simt_launch shape = {plan.grid_x,       plan.grid_y,       DEV_THREADS,
+                                plan.shared_bytes, self->block_first, self->block_count};
 #define SIMT_LAUNCH(kernel) (launch<const struct pd_attention, kernel>(self, shape, *a, error))
 #define SIMT_BARE(...) __VA_ARGS__
 #define SIMT_KERNEL(kernel) SIMT_LAUNCH(SIMT_BARE kernel)
@@ -111,9 +113,13 @@ static int probe_batch(struct simt_backend *self, const struct pd_probe_batch *b
     a.scale = 1;
     memset(zeros.data, 0, PD_CODE_WIDTH * 2);
     memset(verdicts.data, 0, tokens);
-    struct simt_launch encode = {dev_probe_blocks((uint64_t)tokens * PD_CODE_WIDTH /
-                                                  DEV_ENCODE_CHANNELS),
-                                 1, DEV_PROBE_THREADS, 0, 0, 0};
+    struct simt_launch encode = {
+        dev_probe_blocks((uint64_t)tokens * PD_CODE_WIDTH / DEV_ENCODE_CHANNELS),
+        1,
+        DEV_PROBE_THREADS,
+        0,
+        0,
+        0};
     int rc = launch<const struct dev_probe, probe_encode>(self, encode, p, error);
     if (rc == 0)
         rc = probe_mask(self, &a, &p, true, error);

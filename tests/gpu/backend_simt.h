@@ -17,7 +17,8 @@ void pd_backend_simt_set_blocks(struct pd_backend *backend, uint32_t first, uint
 /* Blocks of grid_x that an attention takes. */
 uint32_t pd_backend_simt_blocks(const struct pd_attention *attention);
 
-/* Which tagged statement of the kernels is left out; 0 = none. Only where the source was instrumented. */
+/* Which tagged statement of the kernels is left out; 0 = none. Only where the source was
+ * instrumented. */
 extern uint32_t simt_mutant;
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Memory that ends at an unmapped page: an access out of bounds is a crash. It begins at one too where its size is a
- * multiple of the page's. */
+/* Memory that ends at an unmapped page: an access out of bounds is a crash. It begins at one too
+ * where its size is a multiple of the page's. */
 #ifndef PD_TESTS_GPU_GUARDED_H
 #define PD_TESTS_GPU_GUARDED_H
 

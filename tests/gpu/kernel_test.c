@@ -1,5 +1,6 @@
-/* The kernels' own source, run by the SIMT machine, against the oracle: every tile edge, both masks, both head dims,
- * both dtypes, grouped heads, three thread orders; and 64 k keys. PACKD_FULL=1 runs every combination. */
+/* The kernels' own source, run by the SIMT machine, against the oracle: every tile edge, both
+ * masks, both head dims, both dtypes, grouped heads, three thread orders; and 64 k keys.
+ * PACKD_FULL=1 runs every combination. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,17 +39,19 @@ static void expect_good(const struct attention_shape *shape, enum simt_order ord
     pd_backend_simt_set_order(simt, order, seed);
     struct attention_error e = attention_case(simt, shape, seed);
     if (e.rc != 0 || e.strayed || !(e.error <= e.bound) || !(e.lse_error < 2e-6))
-        fail_msg("first length %d, dim %u, dtype %d, causal %d, order %d: rc %d, error %g of %g, lse %g, "
+        fail_msg("first length %d, dim %u, dtype %d, causal %d, order %d: rc %d, error %g of %g, "
+                 "lse %g, "
                  "strayed %d, %s",
-                 shape->lengths[0], shape->head_dim, shape->dtype, shape->causal, order, e.rc, e.error,
-                 e.bound, e.lse_error, e.strayed, e.rc ? e.text.text : "");
+                 shape->lengths[0], shape->head_dim, shape->dtype, shape->causal, order, e.rc,
+                 e.error, e.bound, e.lse_error, e.strayed, e.rc ? e.text.text : "");
     *worst = fmax(*worst, e.error / e.bound);
 }
 
 static void test_sweep(void **state)
 {
     (void)state;
-    static const int32_t edges[] = {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 192, 193};
+    static const int32_t edges[] = {1,  2,  15, 16,  17,  31,  32,  33, 63,
+                                    64, 65, 96, 127, 128, 129, 192, 193};
     bool full = getenv("PACKD_FULL") != NULL;
     double worst[2] = {0};
     int cases = 0;
@@ -65,9 +68,11 @@ static void test_sweep(void **state)
                                             .heads = 2,
                                             .heads_kv = 1 + (uint32_t)i % 2,
                                             .head_dim = variant & 4 ? 128 : 64,
-                                            .dtype = variant & 1 ? PD_ATTENTION_BF16 : PD_ATTENTION_F32,
+                                            .dtype =
+                                                variant & 1 ? PD_ATTENTION_BF16 : PD_ATTENTION_F32,
                                             .causal = variant & 2};
-            expect_good(&shape, (enum simt_order)(variant / 16), 500 + (uint64_t)i, &worst[variant & 1]);
+            expect_good(&shape, (enum simt_order)(variant / 16), 500 + (uint64_t)i,
+                        &worst[variant & 1]);
             cases++;
         }
     printf("%d cases: worst error / bound: fp32 %.2f, bf16 %.2f\n", cases, worst[0], worst[1]);
@@ -80,8 +85,13 @@ static void test_many_segments(void **state)
     static int32_t lengths[3000];
     for (int i = 0; i < 3000; i++)
         lengths[i] = i % 701 == 700 ? 70 : i % 3 == 0;
-    struct attention_shape shape = {.lengths = lengths, .segments = 3000, .heads = 1, .heads_kv = 1,
-                                    .head_dim = 64, .dtype = PD_ATTENTION_BF16, .causal = true};
+    struct attention_shape shape = {.lengths = lengths,
+                                    .segments = 3000,
+                                    .heads = 1,
+                                    .heads_kv = 1,
+                                    .head_dim = 64,
+                                    .dtype = PD_ATTENTION_BF16,
+                                    .causal = true};
     double worst = 0;
     expect_good(&shape, SIMT_DESCENDING, 1, &worst);
 }
@@ -98,9 +108,19 @@ static void test_64k_keys(void **state)
     double exact[8 * DIM], plain = 0, error = 0;
     for (size_t i = 0; i < cells; i++)
         q[i] = pd_bf16_of(sinf((float)i * 0.37f) * 2);
-    struct pd_attention a = {.q = q, .k = q, .v = q, .out = out, .cu_seqlens = cu, .segment_count = 1,
-                             .tokens = LONG, .heads = 1, .heads_kv = 1, .head_dim = DIM,
-                             .dtype = PD_ATTENTION_BF16, .causal = true, .scale = 0.125f};
+    struct pd_attention a = {.q = q,
+                             .k = q,
+                             .v = q,
+                             .out = out,
+                             .cu_seqlens = cu,
+                             .segment_count = 1,
+                             .tokens = LONG,
+                             .heads = 1,
+                             .heads_kv = 1,
+                             .head_dim = DIM,
+                             .dtype = PD_ATTENTION_BF16,
+                             .causal = true,
+                             .scale = 0.125f};
     pd_attention_pack(&a);
     pd_backend_simt_set_order(simt, SIMT_RANDOM, 64);
     pd_backend_simt_set_blocks(simt, 0, 1);
@@ -128,17 +148,29 @@ static void test_64k_sums(void **state)
     for (uint32_t t = 0; t < LONG; t++)
         for (uint32_t i = 0; i < DIM; i++)
             values[(size_t)t * DIM + i] = pd_bf16_of((float)pd_code_value(7, 3, (int32_t)t, i));
-    struct pd_attention a = {.q = zeros, .k = zeros, .v = values, .sums = sums, .row_sum = counts,
-                             .cu_seqlens = cu, .segment_count = 1, .tokens = LONG, .heads = 1,
-                             .heads_kv = 1, .head_dim = DIM, .v_stride = DIM,
-                             .dtype = PD_ATTENTION_BF16, .causal = true, .scale = 1};
+    struct pd_attention a = {.q = zeros,
+                             .k = zeros,
+                             .v = values,
+                             .sums = sums,
+                             .row_sum = counts,
+                             .cu_seqlens = cu,
+                             .segment_count = 1,
+                             .tokens = LONG,
+                             .heads = 1,
+                             .heads_kv = 1,
+                             .head_dim = DIM,
+                             .v_stride = DIM,
+                             .dtype = PD_ATTENTION_BF16,
+                             .causal = true,
+                             .scale = 1};
     pd_backend_simt_set_blocks(simt, 0, 1);
     assert_int_equal(simt->attention(simt, &a, NULL), 0);
     pd_backend_simt_set_blocks(simt, 0, 0);
     for (uint32_t t = LONG - 8; t < LONG; t++) {
         assert_int_equal(counts[t], t + 1);
         for (uint32_t i = 0; i < PD_CODE_BYTES; i++)
-            assert_int_equal(sums[(size_t)t * DIM + PD_CODE_POSITION + i], pd_code_position_sum(t + 1, i));
+            assert_int_equal(sums[(size_t)t * DIM + PD_CODE_POSITION + i],
+                             pd_code_position_sum(t + 1, i));
         for (uint32_t i = 0; i < PD_CODE_SIGNS; i++)
             assert_int_equal(sums[(size_t)t * DIM + i], (int32_t)((t + 1) * pd_code_sign(7, i)));
     }
@@ -157,10 +189,22 @@ static void test_strides(void **state)
     static double exact[N * HEADS * DIM];
     for (int i = 0; i < N * WIDTH; i++)
         qkv[i] = sinf((float)i * 0.11f);
-    struct pd_attention a = {.q = qkv, .k = qkv + HEADS * DIM, .v = qkv + 2 * HEADS * DIM, .out = out,
-                             .cu_seqlens = cu, .segment_count = 2, .tokens = N, .heads = HEADS,
-                             .heads_kv = HEADS, .head_dim = DIM, .q_stride = WIDTH, .k_stride = WIDTH,
-                             .v_stride = WIDTH, .out_stride = HEADS * DIM, .causal = true, .scale = 0.125f};
+    struct pd_attention a = {.q = qkv,
+                             .k = qkv + HEADS * DIM,
+                             .v = qkv + 2 * HEADS * DIM,
+                             .out = out,
+                             .cu_seqlens = cu,
+                             .segment_count = 2,
+                             .tokens = N,
+                             .heads = HEADS,
+                             .heads_kv = HEADS,
+                             .head_dim = DIM,
+                             .q_stride = WIDTH,
+                             .k_stride = WIDTH,
+                             .v_stride = WIDTH,
+                             .out_stride = HEADS * DIM,
+                             .causal = true,
+                             .scale = 0.125f};
     assert_int_equal(simt->attention(simt, &a, NULL), 0);
     pd_attention_ref(&a, false, exact, NULL);
     for (int i = 0; i < N * HEADS * DIM; i++)
@@ -171,8 +215,13 @@ static void test_refusals(void **state)
 {
     (void)state;
     static const int32_t cu[] = {0, 8};
-    const struct pd_attention good = {.cu_seqlens = cu, .segment_count = 1, .tokens = 8, .heads = 4,
-                                      .heads_kv = 2, .head_dim = 64, .scale = 1};
+    const struct pd_attention good = {.cu_seqlens = cu,
+                                      .segment_count = 1,
+                                      .tokens = 8,
+                                      .heads = 4,
+                                      .heads_kv = 2,
+                                      .head_dim = 64,
+                                      .scale = 1};
     struct pd_attention bad[7] = {good, good, good, good, good, good, good};
     bad[0].heads_kv = 3;
     bad[1].head_dim = 96;

@@ -1,9 +1,11 @@
-/* Would the tests notice? Every tagged statement of the kernels is left out in turn; a test must fail for each.
+/* Would the tests notice? Every tagged statement of the kernels is left out in turn; a test must
+ * fail for each.
  *
- * The sources are instrumented by mutate.awk and compiled once; a mutant is a number. Each runs in a child process, which
- * may fail, crash or hang without harm: only a child that finds nothing wrong is a survivor. The battery is a small
- * choice of the kernel tests' cases, with sums flushed every second tile. It stops at the first finding, so that
- * survivors alone cost the whole battery. Without PACKD_FULL=1 each case runs in one thread order instead of three. */
+ * The sources are instrumented by mutate.awk and compiled once; a mutant is a number. Each runs
+ * in a child process, which may fail, crash or hang without harm: only a child that finds nothing
+ * wrong is a survivor. The battery is a small choice of the kernel tests' cases, with sums
+ * flushed every second tile. It stops at the first finding, so that survivors alone cost the
+ * whole battery. Without PACKD_FULL=1 each case runs in one thread order instead of three. */
 #include "gpu/probe_cases.h"
 #include "tests/gpu/attention_cases.h"
 #include "tests/gpu/backend_simt.h"
@@ -31,8 +33,8 @@ static struct pd_backend *simt;
 static struct pd_case made;
 static uint8_t kinds[PD_CASE_TOKENS_MAX], expected[PD_CASE_TOKENS_MAX];
 
-/* Segments short, empty and longer than the tiles: with tokens before and behind them, or (`tight`) with nothing: then the
- * arrays of 144 tokens begin and end at unmapped pages. */
+/* Segments short, empty and longer than the tiles: with tokens before and behind them, or
+ * (`tight`) with nothing: then the arrays of 144 tokens begin and end at unmapped pages. */
 static bool attention_is_right(int variant, bool tight, enum simt_order order)
 {
     static const int32_t lengths[] = {0, 65, 3, 0, 76}, used[] = {0, 64, 9, 0, 1};
@@ -55,7 +57,8 @@ static bool attention_is_right(int variant, bool tight, enum simt_order order)
 /* The probe, on a batch whose segments take several flushes of the sums. */
 static bool probe_is_right(bool causal, enum simt_order order)
 {
-    struct pd_case_rules rules = {.rows = 1, .width = 301, .seg_align = 1, .pad_segment = 64, .length_max = 290};
+    struct pd_case_rules rules = {
+        .rows = 1, .width = 301, .seg_align = 1, .pad_segment = 64, .length_max = 290};
     uint64_t random = 8;
     rules.causal = causal;
     pd_case_make(&made, &rules, &random);
@@ -74,7 +77,8 @@ static bool battery_passes(bool full)
     bool right = true;
     for (int i = 0; right && i < (full ? 3 : 1); i++) {
         for (int variant = 0; right && variant < 16; variant++)
-            right = attention_is_right(variant, variant & 8, (enum simt_order)((variant / 2 + i) % 3));
+            right =
+                attention_is_right(variant, variant & 8, (enum simt_order)((variant / 2 + i) % 3));
         for (int causal = 0; right && causal < 2; causal++)
             right = probe_is_right(causal, (enum simt_order)((causal + i) % 3));
     }
@@ -115,8 +119,8 @@ int main(void)
             printf("SURVIVOR %s: %s\n", mutants[i].place, mutants[i].text);
             survivors++;
         }
-    printf("%d statements left out in turn, %d found, %d survivors%s\n", (int)MUTANTS, MUTANTS - survivors,
-           survivors, full ? "" : " (one thread order each)");
+    printf("%d statements left out in turn, %d found, %d survivors%s\n", (int)MUTANTS,
+           MUTANTS - survivors, survivors, full ? "" : " (one thread order each)");
     simt->free(simt);
     return survivors > 0;
 }

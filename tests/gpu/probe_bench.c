@@ -1,5 +1,6 @@
-/* How fast the CPU validates: tokens per second of the probe on one core, by segment length and mask, and the self-test's
- * time. Each figure is the best of five rounds of at least a tenth of a second. */
+/* How fast the CPU validates: tokens per second of the probe on one core, by segment length and
+ * mask, and the self-test's time. Each figure is the best of five rounds of at least a tenth of a
+ * second. */
 #include "gpu/cpu_levels.h"
 #include "gpu/probe_cases.h"
 #include "gpu/validator.h"
@@ -65,7 +66,8 @@ int main(void)
     struct pd_selftest_report report;
     if (pd_validator_new("cpu", &limits, NULL, &v, NULL, NULL) != 0)
         return 1;
-    printf("probe on the CPU (%s), one core, batches of %d tokens\n", pd_validator_device(v), PD_CASE_TOKENS_MAX);
+    printf("probe on the CPU (%s), one core, batches of %d tokens\n", pd_validator_device(v),
+           PD_CASE_TOKENS_MAX);
     printf("%10s %16s %16s\n", "segment", "causal, Mtok/s", "full, Mtok/s");
     for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         double rate[2];

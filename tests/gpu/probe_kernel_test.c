@@ -1,4 +1,5 @@
-/* The probe as kernels, on the SIMT machine: the same verdicts as the CPU's probe, byte for byte. */
+/* The probe as kernels, on the SIMT machine: the same verdicts as the CPU's probe, byte for byte.
+ * */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -165,8 +165,9 @@ static void test_refusals(void **state)
     assert_int_equal(pd_probe_admit(&made.batch, kinds, &admitted, &error), PD_ELIMIT);
 }
 
-/* Nothing a batch may hold leads outside its arrays, and no entry but a segment id can change unnoticed (a
- * one-token segment may carry any id: that they count up is the structural check's rule). */
+/* Nothing a batch may hold leads outside its arrays, and no entry but a segment id can change
+ * unnoticed (a one-token segment may carry any id: that they count up is the structural check's
+ * rule). */
 static void test_garbage(void **state)
 {
     (void)state;
@@ -200,7 +201,8 @@ static void test_no_false_alarm(void **state)
         gaps += rules.seg_align > 1;
         full += !rules.causal;
     }
-    printf("%d valid batches, %u with gaps, %u with a full mask: no alarm\n", CLEAN_BATCHES, gaps, full);
+    printf("%d valid batches, %u with gaps, %u with a full mask: no alarm\n", CLEAN_BATCHES, gaps,
+           full);
 }
 
 static void test_planted_faults(void **state)
@@ -257,7 +259,8 @@ static void test_derived_positions(void **state)
     }
 }
 
-/* The running sums are the attention's own: the tiled kernel, with zero logits, gives the same integers. */
+/* The running sums are the attention's own: the tiled kernel, with zero logits, gives the same
+ * integers. */
 static void check_sums(const struct pd_attention *a, const int32_t *sums, const int32_t *counts)
 {
     for (uint32_t s = 0; s < a->segment_count; s++) {
@@ -289,11 +292,21 @@ static void test_sums_are_attention(void **state)
         }
         memset(sums, 0, sizeof(sums));
         memset(counts, 0, sizeof(counts));
-        struct pd_attention a = {.q = zeros, .k = zeros, .v = values, .sums = sums, .row_sum = counts,
-                                 .cu_seqlens = made.cu_seqlens, .tokens = tokens,
-                                 .segment_count = made.batch.segment_count, .heads = 1, .heads_kv = 1,
-                                 .head_dim = PD_CODE_WIDTH, .v_stride = PD_CODE_WIDTH,
-                                 .dtype = PD_ATTENTION_BF16, .causal = true, .scale = 1};
+        struct pd_attention a = {.q = zeros,
+                                 .k = zeros,
+                                 .v = values,
+                                 .sums = sums,
+                                 .row_sum = counts,
+                                 .cu_seqlens = made.cu_seqlens,
+                                 .tokens = tokens,
+                                 .segment_count = made.batch.segment_count,
+                                 .heads = 1,
+                                 .heads_kv = 1,
+                                 .head_dim = PD_CODE_WIDTH,
+                                 .v_stride = PD_CODE_WIDTH,
+                                 .dtype = PD_ATTENTION_BF16,
+                                 .causal = true,
+                                 .scale = 1};
         assert_int_equal(pd_attention_cpu(&a, NULL), 0);
         check_sums(&a, sums, counts);
     }

@@ -29,7 +29,8 @@ static int free_machine(void **state)
 
 static int run(void (*entry)(const void *), const void *argument, struct pd_error *error)
 {
-    static const struct simt_launch launch = {.grid_x = 2, .grid_y = 2, .threads = 128, .shared_bytes = 1024};
+    static const struct simt_launch launch = {
+        .grid_x = 2, .grid_y = 2, .threads = 128, .shared_bytes = 1024};
     return simt_run(machine, &launch, entry, argument, error);
 }
 
@@ -108,7 +109,8 @@ static void two_shuffles(const void *argument)
 static void test_divergence_is_reported(void **state)
 {
     (void)state;
-    void (*const kernels[])(const void *) = {divergent_barrier, early_exit, half_a_warp, two_shuffles};
+    void (*const kernels[])(const void *) = {divergent_barrier, early_exit, half_a_warp,
+                                             two_shuffles};
     for (int i = 0; i < 4; i++)
         for (int order = 0; order < 3; order++) {
             struct pd_error error;
@@ -141,7 +143,8 @@ static void test_shuffle(void **state)
     }
 }
 
-/* a[i][k] = i + 1 where k == i, b[k][j] = j + 16 k: the product is (i + 1) (j + 16 i); small whole numbers. */
+/* a[i][k] = i + 1 where k == i, b[k][j] = j + 16 k: the product is (i + 1) (j + 16 i); small
+ * whole numbers. */
 static uint32_t bf16_pair(int low, int high)
 {
     float values[2] = {(float)low, (float)high};
@@ -193,7 +196,8 @@ static void matrices(const void *argument)
     uint32_t lane = simt_thread() % 32;
     if (simt_thread() < 32)
         for (uint32_t i = 0; i < 8; i++)
-            shared[lane * 8 + i] = (uint16_t)(lane * 8 + i); /* matrix m, row r, column i: 64 m + 8 r + i */
+            shared[lane * 8 + i] =
+                (uint16_t)(lane * 8 + i); /* matrix m, row r, column i: 64 m + 8 r + i */
     simt_barrier(90);
     simt_ldmatrix(out[lane][0], shared + lane * 8, 0, 91);
     simt_ldmatrix(out[lane][1], shared + lane * 8, 1, 92);

@@ -1,4 +1,5 @@
-/* The validator: backends by name, limits, two batches in flight, and devices that fail, lie or cannot compute. */
+/* The validator: backends by name, limits, two batches in flight, and devices that fail, lie or
+ * cannot compute. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,16 @@ static const struct pd_validator_limits limits = {.tokens_max = 1024, .segments_
 static struct pd_case good, bad;
 
 /* How a device may go wrong. */
-enum lie { HONEST, FAIL_SUBMIT, FAIL_COLLECT, ACCUSE_THE_INNOCENT, ACCUSE_ANOTHER, LEAK, WRONG_NUMBERS, BLIND };
+enum lie {
+    HONEST,
+    FAIL_SUBMIT,
+    FAIL_COLLECT,
+    ACCUSE_THE_INNOCENT,
+    ACCUSE_ANOTHER,
+    LEAK,
+    WRONG_NUMBERS,
+    BLIND
+};
 
 struct fake {
     struct pd_backend base;
@@ -26,7 +36,8 @@ struct fake {
     int *freed;
 };
 
-static int fake_attention(struct pd_backend *self, const struct pd_attention *a, struct pd_error *error)
+static int fake_attention(struct pd_backend *self, const struct pd_attention *a,
+                          struct pd_error *error)
 {
     struct fake *fake = (struct fake *)self;
     static const int32_t one[] = {0, 192};
@@ -50,7 +61,8 @@ static int fake_submit(struct pd_backend *self, uint32_t slot, const struct pd_p
     return fake->cpu->submit(fake->cpu, slot, batch, positions, error);
 }
 
-static int fake_collect(struct pd_backend *self, uint32_t slot, uint8_t *kinds, struct pd_error *error)
+static int fake_collect(struct pd_backend *self, uint32_t slot, uint8_t *kinds,
+                        struct pd_error *error)
 {
     struct fake *fake = (struct fake *)self;
     if (fake->lie == FAIL_COLLECT)
@@ -114,7 +126,8 @@ static int make_cases(void **state)
 {
     (void)state;
     uint64_t random = 42;
-    struct pd_case_rules rules = {.rows = 2, .width = 256, .seg_align = 1, .pad_segment = 64, .length_max = 60};
+    struct pd_case_rules rules = {
+        .rows = 2, .width = 256, .seg_align = 1, .pad_segment = 64, .length_max = 60};
     rules.causal = true;
     pd_case_make(&good, &rules, &random);
     pd_case_make(&bad, &rules, &random);
@@ -159,9 +172,12 @@ static void test_limits(void **state)
     struct pd_validator *v;
     struct pd_error error;
     struct pd_probe_result result;
-    assert_int_equal(pd_validator_new("cpu", &(struct pd_validator_limits){0, 1}, NULL, &v, NULL, &error),
-                     PD_EINVAL);
-    assert_int_equal(pd_validator_new("cpu", &(struct pd_validator_limits){100, 100}, NULL, &v, NULL, &error), 0);
+    assert_int_equal(
+        pd_validator_new("cpu", &(struct pd_validator_limits){0, 1}, NULL, &v, NULL, &error),
+        PD_EINVAL);
+    assert_int_equal(
+        pd_validator_new("cpu", &(struct pd_validator_limits){100, 100}, NULL, &v, NULL, &error),
+        0);
     assert_int_equal(pd_validator_probe(v, &good.batch, &result, &error), PD_ELIMIT);
     assert_string_equal(error.reason, "PROBE_LIMIT");
     assert_true(pd_validator_memory(v).host_bytes >= 100 * 5 * PD_VALIDATOR_DEPTH);
@@ -189,7 +205,8 @@ static void test_two_in_flight(void **state)
     pd_validator_free(v);
 }
 
-/* Whatever a device does, the verdict is the CPU's, the notice comes once and the device is freed once. */
+/* Whatever a device does, the verdict is the CPU's, the notice comes once and the device is freed
+ * once. */
 static void test_devices_that_fail(void **state)
 {
     (void)state;
@@ -237,12 +254,13 @@ static void test_accusing_another(void **state)
     pd_validator_free(v);
 }
 
-/* The self-test tells a sound backend from one that leaks, one that is inexact and one that sees nothing; a device
- * that fails is replaced by the CPU, a CPU that failed would be an error. */
+/* The self-test tells a sound backend from one that leaks, one that is inexact and one that sees
+ * nothing; a device that fails is replaced by the CPU, a CPU that failed would be an error. */
 static void test_selftest(void **state)
 {
     (void)state;
-    static const enum lie lies[] = {HONEST, LEAK, WRONG_NUMBERS, BLIND, ACCUSE_THE_INNOCENT, FAIL_COLLECT};
+    static const enum lie lies[] = {HONEST,      LEAK, WRONG_NUMBERS, BLIND, ACCUSE_THE_INNOCENT,
+                                    FAIL_COLLECT};
     for (int i = 0; i < 6; i++) {
         int freed = 0;
         struct heard heard = {0};
@@ -261,7 +279,9 @@ static void test_selftest(void **state)
 
         struct pd_backend *alone = fake_new(lies[i], &freed);
         int rc = pd_selftest_run(alone, &report, &error);
-        assert_int_equal(rc, lies[i] == HONEST ? 0 : lies[i] == FAIL_COLLECT ? PD_EDEVICE : PD_EINTERNAL);
+        assert_int_equal(rc, lies[i] == HONEST         ? 0
+                             : lies[i] == FAIL_COLLECT ? PD_EDEVICE
+                                                       : PD_EINTERNAL);
         alone->free(alone);
     }
 }
