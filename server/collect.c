@@ -235,6 +235,17 @@ static void put_gauge(struct pd_metrics_writer *writer, enum pd_collected family
     pd_metrics_sample(writer, pd_metrics_collected_name(family), "", (double)value);
 }
 
+static void put_validator(struct pd_metrics_writer *writer, struct pd_validation *validation)
+{
+    struct pd_validation_info info;
+    char labels[LABELS_BYTES], device[140];
+    pd_validation_info(validation, &info);
+    snprintf(labels, sizeof labels, "backend=\"%s\",device=\"%s\"", info.backend,
+             pd_metrics_escape(info.device, device, sizeof device));
+    pd_metrics_collected(writer, PD_C_VALIDATOR);
+    pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_VALIDATOR), labels, info.passed);
+}
+
 static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collector *collector)
 {
     const struct pd_collector_sources *sources = &collector->sources;
@@ -255,6 +266,7 @@ static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collect
     put_gauge(writer, PD_C_FETCH_CALLS, rpc.fetch_calls);
     put_gauge(writer, PD_C_INGEST_RESERVED, rpc.ingest_reserved_bytes);
     put_gauge(writer, PD_C_INGEST_MAX, rpc.ingest_max_bytes);
+    put_validator(writer, sources->validation);
     put_gauge(writer, PD_C_READY, sources->ready(sources->ctx));
 }
 

@@ -8,6 +8,7 @@
 #define PD_SERVER_COLLECT_H
 
 #include "server/rpc/rpc.h"
+#include "server/validate.h"
 
 #include <uv.h>
 
@@ -20,6 +21,7 @@ struct pd_collector_sources {
     struct pd_serve *serve;
     struct pd_sequencer *sequencer;
     struct pd_rpc *rpc;
+    struct pd_validation *validation;
     bool (*ready)(void *ctx);
     void *ctx;
 };

@@ -60,7 +60,7 @@ static const struct pd_key top_keys[] = {
     TOP("threads.assemble", NUMBER, assemble_threads, 0, 64, NULL, "0",
         "Threads that build batches; 0 = one per core, at most 4.")
     TOP("validate.backend", WORD, validate_backend, 0, 0, WORDS("auto", "cuda", "cpu", "off"), "auto",
-        "Where the attention probe runs; auto takes a device where one works.")
+        "Where the attention probe runs; auto takes a device where one works, cuda demands one.")
     TOP("validate.fraction", RATIO, validate_fraction, 0, 0, NULL, "1",
         "Share of batches that are probed; the structural check covers all of them in any case.")
     TOP("validate.cpu_share", RATIO, validate_cpu_share, 0, 0, NULL, "0.25",

@@ -32,13 +32,16 @@
 #define PD_LABELLED_COUNTERS(X)                                                                    \
     X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason", "Samples refused at the door.") \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check", "Structural violations found, by rule.") \
-    X(PD_M_GRPC_HANDLED, "packd_grpc_handled_total", "code", "gRPC calls ended, by status code.")
+    X(PD_M_GRPC_HANDLED, "packd_grpc_handled_total", "code", "gRPC calls ended, by status code.") \
+    X(PD_M_PROBED, "packd_validation_batches_total", "result",                                     \
+      "Batches chosen for the attention probe: passed, violation, no_cpu_time, too_large, failed.")
 
 /* Seconds, fixed buckets. */
 #define PD_HISTOGRAMS(X)                                                                           \
     X(PD_M_BUILD_SECONDS, "packd_assemble_duration_seconds", "Time to assemble and check a batch.") \
     X(PD_M_CHECK_SECONDS, "packd_validation_duration_seconds", "Time of the checks of one batch.") \
     X(PD_M_WAIT_SECONDS, "packd_serve_wait_seconds", "Time a trainer waited for a batch that was not ready.") \
+    X(PD_M_PROBE_SECONDS, "packd_probe_duration_seconds", "Time of the attention probe of one batch.") \
     X(PD_M_COMMIT_SECONDS, "packd_log_commit_duration_seconds", "Time of one log commit.")         \
     X(PD_M_PLAN_SECONDS, "packd_plan_duration_seconds", "Time of one planning run.")
 
@@ -84,6 +87,8 @@
     X(PD_C_FETCH_CALLS, "packd_fetch_calls", "gauge", "", "Fetch calls open.")                     \
     X(PD_C_INGEST_RESERVED, "packd_ingest_reserved_bytes", "gauge", "", "Credit granted to producers and not used yet.") \
     X(PD_C_INGEST_MAX, "packd_ingest_max_bytes", "gauge", "", "Sum that credits may reach: memory.ingest.") \
+    X(PD_C_VALIDATOR, "packd_validator_info", "gauge", "backend, device",                          \
+      "1 once the validator's self-test has passed, 0 before and where it failed.")                \
     X(PD_C_READY, "packd_ready", "gauge", "", "1 while /readyz answers 200.")
 
 enum pd_collected {

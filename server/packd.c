@@ -4,6 +4,7 @@
  *   loop       libuv, signals, bell          close handles, run the loop empty
  *   log        open, lock the directory      close
  *   serve      tables                        free (every batch has come back)
+ *   validate   its thread, self-test         join (nobody asks any more)
  *   assemble   M threads that build          join; waiting fetches are answered
  *   collector  its handles                   close (the sequencer holds no request)
  *   sequencer  replay, thread                finish what is queued, snapshot, join
@@ -26,6 +27,7 @@
 #include "server/process.h"
 #include "server/sdnotify.h"
 #include "server/steps.h"
+#include "server/validate.h"
 #include "server/version.h"
 
 #include <inttypes.h>
@@ -49,6 +51,7 @@ struct daemon {
     uv_timer_t watchdog;
     struct pd_log *log;
     struct pd_serve *serve;
+    struct pd_validation *validation;
     struct pd_collector *collector;
     struct pd_sequencer *sequencer;
     struct pd_rpc *rpc;
@@ -222,6 +225,20 @@ static void stop_serve(void *ctx)
     pd_serve_free(((struct daemon *)ctx)->serve);
 }
 
+static int start_validate(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    int rc = pd_validation_start(&d->config, &d->validation, error);
+    if (rc == 0)
+        pd_serve_set_validator(d->serve, pd_validation_probe, d->validation);
+    return rc;
+}
+
+static void stop_validate(void *ctx)
+{
+    pd_validation_stop(((struct daemon *)ctx)->validation);
+}
+
 static int start_assemble(void *ctx, struct pd_error *error)
 {
     return pd_serve_start(((struct daemon *)ctx)->serve, error);
@@ -327,7 +344,8 @@ static int start_service(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
     const struct pd_collector_sources sources = {.config = &d->config, .log = d->log, .serve = d->serve,
-                                                 .sequencer = d->sequencer, .rpc = d->rpc, .ready = is_ready, .ctx = d};
+                                                 .sequencer = d->sequencer, .rpc = d->rpc, .validation = d->validation,
+                                                 .ready = is_ready, .ctx = d};
     int rc = write_ports(d, error);
     if (rc != 0)
         return rc;
@@ -352,6 +370,7 @@ static const struct pd_step steps[] = {
     {"loop", start_loop, stop_loop},
     {"log", start_log, stop_log},
     {"serve", start_serve, stop_serve},
+    {"validate", start_validate, stop_validate},
     {"assemble", start_assemble, stop_assemble},
     {"collector", start_collector, stop_collector},
     {"sequencer", start_sequencer, stop_sequencer},

@@ -280,7 +280,7 @@ static void test_not_offered(void **state)
     (void)state;
     refused("feeds: [{balance: cost}]\n", PD_EUNSUPPORTED, "feeds[0] (default): balance: cost is not offered");
     refused("feeds: [{drop_views: {libero: [right_wrist]}}]\n", PD_EUNSUPPORTED, "drop_views");
-    refused("validate: {backend: cuda}\n", PD_EUNSUPPORTED, "use auto or cpu");
+    accepted("validate: {backend: cuda}\n");
     refused("validate: {on_violation: skip_step}\n", PD_EUNSUPPORTED, "use stop");
     refused("feeds: [{merge: ordered, streams: [a], epochs: 2}]\n", PD_EUNSUPPORTED, "epochs: 1");
 }

@@ -1,0 +1,339 @@
+/* The validate thread and its queue.
+ *
+ * Place in the flow: serve's hook between the structural check and publishing. The thread makes the validator itself, since a CUDA context belongs to the
+ * thread that made it, then tests it, then answers one batch at a time. Invariant: a job lies on its caller's stack from the moment it is queued until
+ * `done` is set under the lock; nobody touches it afterwards. Decides nothing about what a violation leads to (serve does). */
+#include "server/validate.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "gpu/validator.h"
+#include "server/metrics.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define MAGIC 0x76616c64
+/* The validator's buffers take 11 bytes a token, touched only as far as batches need them; larger batches are not probed. */
+#define TOKENS_MAX (4u << 20)
+/* tokens, positions, segment_ids, labels and loss_weight: a batch has at least these */
+#define PAYLOAD_BYTES_PER_TOKEN 20
+/* The CPU may be this far ahead of its share, so that a first step does not wait. */
+#define BURST_NS 1000000000u
+
+struct job {
+    struct pd_link link;
+    const struct pd_ready_batch *batch;
+    struct pd_probe_result result;
+    struct pd_error error;
+    char backend[8];
+    int rc;
+    bool done;
+};
+
+enum phase { MAKING, TESTING, RUNNING, FAILED };
+
+struct pd_validation {
+    uint32_t magic;
+    const struct pd_config *config;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards what follows, but the validator, which is the thread's */
+    pthread_cond_t work, changed;
+    struct pd_link jobs;
+    enum phase phase;
+    bool stopping;
+    struct pd_error start_error;
+    struct pd_validation_info info;
+    struct pd_validator *validator;
+    uint64_t started_ns;
+    atomic_uint_fast64_t spent_ns; /* on the CPU backend */
+    atomic_bool on_cpu;
+};
+
+/* ---- the thread ---- */
+
+static void set_phase(struct pd_validation *v, enum phase phase)
+{
+    pthread_mutex_lock(&v->lock);
+    v->phase = phase;
+    if (v->validator) {
+        snprintf(v->info.backend, sizeof v->info.backend, "%.15s", pd_validator_backend(v->validator));
+        snprintf(v->info.device, sizeof v->info.device, "%.63s", pd_validator_device(v->validator));
+    }
+    v->info.tested = phase == RUNNING || phase == FAILED;
+    v->info.passed = phase == RUNNING;
+    pthread_cond_broadcast(&v->changed);
+    pthread_mutex_unlock(&v->lock);
+}
+
+static void on_retired(void *ctx, const char *what, const char *text)
+{
+    struct pd_validation *v = ctx;
+    atomic_store(&v->on_cpu, true);
+    pd_log(PD_LOG_ERROR, "validator_retired", "reason=%s text=\"%s\" now=cpu", what, text);
+}
+
+static uint32_t tokens_max(const struct pd_config *config)
+{
+    uint64_t tokens = config->memory_batches_bytes / 2 / PAYLOAD_BYTES_PER_TOKEN;
+    return tokens < TOKENS_MAX ? (uint32_t)tokens : TOKENS_MAX;
+}
+
+static int make_validator(struct pd_validation *v, struct pd_error *error)
+{
+    struct pd_error fallback = {0};
+    const struct pd_validator_notice notice = {.retired = on_retired, .ctx = v};
+    const struct pd_validator_limits limits = {.tokens_max = tokens_max(v->config),
+                                               .segments_max = tokens_max(v->config)};
+    int rc = pd_validator_new(v->config->validate_backend, &limits, &notice, &v->validator, &fallback, error);
+    if (rc != 0)
+        return rc;
+    if (fallback.code != 0)
+        pd_log(PD_LOG_WARN, "validator_fallback", "backend=cpu reason=%s text=\"%s\"", fallback.reason, fallback.text);
+    atomic_store(&v->on_cpu, strcmp(pd_validator_backend(v->validator), "cpu") == 0);
+    return 0;
+}
+
+static int self_test(struct pd_validation *v)
+{
+    struct pd_selftest_report report = {0};
+    struct pd_error error = {0};
+    int rc = pd_validator_selftest(v->validator, &report, &error);
+    if (rc != 0) {
+        pd_log(PD_LOG_ERROR, "selftest_failed", "backend=%s text=\"%s\" failure=\"%s\"", report.backend, error.text,
+               report.failure);
+        return rc;
+    }
+    pd_log(PD_LOG_INFO, "selftest_passed", "backend=%s device=\"%s\" faults_found=%u/%u seconds=%.3f", report.backend,
+           pd_validator_device(v->validator), report.faults_found, report.faults_planted, report.seconds);
+    return 0;
+}
+
+static const int32_t *array_of(const struct pd_ready_batch *batch, const char *name, uint32_t rank)
+{
+    const struct pd_array *array = pd_batch_find(&batch->batch, name);
+    return array && array->rank == rank ? (const int32_t *)(const void *)(batch->payload + array->offset_bytes) : NULL;
+}
+
+static void probe(struct pd_validation *v, struct job *job)
+{
+    const struct pd_ready_batch *batch = job->batch;
+    const struct pd_probe_batch wanted = {
+        .rows = batch->batch.rows,
+        .width = batch->batch.width,
+        .segment_count = batch->batch.segment_count,
+        .segment_ids = array_of(batch, "segment_ids", 2),
+        .positions = array_of(batch, "positions", 2),
+        .cu_seqlens = array_of(batch, "cu_seqlens", 1),
+        .seq_lens = array_of(batch, "seq_lens", 1),
+        .causal = true,
+    };
+    uint64_t before_ns = pd_clock_mono_ns();
+    job->rc = pd_validator_probe(v->validator, &wanted, &job->result, &job->error);
+    uint64_t took_ns = pd_clock_mono_ns() - before_ns;
+    pd_metric_observe(PD_M_PROBE_SECONDS, took_ns);
+    pd_metric_heartbeat("validate");
+    if (atomic_load(&v->on_cpu))
+        atomic_fetch_add(&v->spent_ns, took_ns);
+    snprintf(job->backend, sizeof job->backend, "%.7s", pd_validator_backend(v->validator));
+}
+
+/* The oldest job, or NULL when it is time to end. */
+static struct job *next_job(struct pd_validation *v)
+{
+    pthread_mutex_lock(&v->lock);
+    while (pd_list_empty(&v->jobs) && !v->stopping)
+        pthread_cond_wait(&v->work, &v->lock);
+    struct pd_link *link = pd_list_pop(&v->jobs);
+    pthread_mutex_unlock(&v->lock);
+    return link ? PD_CONTAINER_OF(link, struct job, link) : NULL;
+}
+
+static void *run(void *ctx)
+{
+    struct pd_validation *v = ctx;
+    pthread_setname_np(pthread_self(), "validate");
+    if (make_validator(v, &v->start_error) != 0) {
+        set_phase(v, FAILED);
+        return NULL;
+    }
+    set_phase(v, TESTING);
+    bool off = strcmp(pd_validator_backend(v->validator), "off") == 0;
+    set_phase(v, off || self_test(v) == 0 ? RUNNING : FAILED);
+    for (struct job *job; (job = next_job(v));) {
+        probe(v, job);
+        pthread_mutex_lock(&v->lock);
+        job->done = true;
+        pthread_cond_broadcast(&v->changed);
+        pthread_mutex_unlock(&v->lock);
+    }
+    pd_validator_free(v->validator);
+    return NULL;
+}
+
+/* ---- the callers ---- */
+
+/* By the batch's place in its job, the same for every build of it. */
+static bool is_chosen(const struct pd_validation *v, const struct pd_batch_key *key)
+{
+    const uint64_t place[] = {key->feed_index, key->job_id, key->step, key->micro, key->dp_rank};
+    double at = (double)(XXH3_64bits(place, sizeof place) >> 11) / 9007199254740992.0;
+    return at < v->config->validate_fraction;
+}
+
+/* The probe's time on the CPU stays below its share of the time that has passed. */
+static bool has_time(struct pd_validation *v)
+{
+    if (!atomic_load(&v->on_cpu))
+        return true;
+    double passed_ns = (double)(pd_clock_mono_ns() - v->started_ns);
+    return (double)atomic_load(&v->spent_ns) <= passed_ns * v->config->validate_cpu_share + BURST_NS;
+}
+
+/* The rule of the structural check that a kind of violation contradicts. */
+static enum pd_check rule_of(enum pd_probe_kind kind)
+{
+    switch (kind) {
+    case PD_PROBE_POSITION:
+        return PD_CHECK_POSITIONS;
+    case PD_PROBE_RANGE:
+        return PD_CHECK_SEGMENT_IDS;
+    case PD_PROBE_LENGTH:
+    case PD_PROBE_LOGGED:
+        return PD_CHECK_SEQ_LENS;
+    default:
+        return PD_CHECK_CU_SEQLENS;
+    }
+}
+
+static int violation(const struct pd_probe_result *result, struct pd_check_finding *finding)
+{
+    const struct pd_violation *first = &result->violations[0];
+    const char *kind = pd_probe_kind_name(first->kind);
+    *finding = (struct pd_check_finding){.check = rule_of(first->kind), .row = first->row, .position = first->position,
+                                         .expected = first->segment, .found = first->foreign_segment};
+    snprintf(finding->text, sizeof finding->text,
+             "attention probe: %s at row %u position %u, segment %d sees segment %d of row %d; %llu positions in all", kind,
+             first->row, first->position, first->segment, first->foreign_segment, first->foreign_row,
+             (unsigned long long)result->violation_count);
+    return PD_ECORRUPT;
+}
+
+/* Waits for the self-test, queues the job and waits for its verdict. */
+static int ask(struct pd_validation *v, struct job *job)
+{
+    pthread_mutex_lock(&v->lock);
+    while (v->phase < RUNNING)
+        pthread_cond_wait(&v->changed, &v->lock);
+    bool failed = v->phase == FAILED;
+    if (!failed) {
+        pd_list_push(&v->jobs, &job->link);
+        pthread_cond_signal(&v->work);
+    }
+    while (!failed && !job->done)
+        pthread_cond_wait(&v->changed, &v->lock);
+    pthread_mutex_unlock(&v->lock);
+    return failed ? PD_EDEVICE : job->rc;
+}
+
+int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check_finding *finding)
+{
+    struct pd_validation *v = ctx;
+    PD_MAGIC_CHECK(v, MAGIC);
+    if (strcmp(v->config->validate_backend, "off") == 0 || !is_chosen(v, &batch->key))
+        return 0;
+    if (!has_time(v)) {
+        pd_metric_add_labelled(PD_M_PROBED, "no_cpu_time", 1);
+        return 0;
+    }
+    struct job job = {.batch = batch};
+    int rc = ask(v, &job);
+    if (rc == PD_ELIMIT) {
+        pd_metric_add_labelled(PD_M_PROBED, "too_large", 1);
+        return 0;
+    }
+    if (rc != 0) {
+        pd_metric_add_labelled(PD_M_PROBED, "failed", 1);
+        pd_log(PD_LOG_ERROR, "probe_failed", "code=%s text=\"%s\"", pd_err_name(rc), job.error.text);
+        return rc;
+    }
+    snprintf(batch->validator, sizeof batch->validator, "%s", job.backend);
+    batch->probed = true;
+    bool clean = job.result.violation_count == 0;
+    pd_metric_add_labelled(PD_M_PROBED, clean ? "passed" : "violation", 1);
+    return clean ? 0 : violation(&job.result, finding);
+}
+
+/* ---- life ---- */
+
+static void destroy(struct pd_validation *v)
+{
+    pthread_mutex_destroy(&v->lock);
+    pthread_cond_destroy(&v->work);
+    pthread_cond_destroy(&v->changed);
+    v->magic = 0;
+    free(v);
+}
+
+/* Where a device is demanded, the start fails without it; else nobody waits here. */
+static int wait_for_device(struct pd_validation *v, struct pd_error *error)
+{
+    if (strcmp(v->config->validate_backend, "cuda") != 0)
+        return 0;
+    pthread_mutex_lock(&v->lock);
+    while (v->phase == MAKING)
+        pthread_cond_wait(&v->changed, &v->lock);
+    *error = v->start_error;
+    pthread_mutex_unlock(&v->lock);
+    return error->code;
+}
+
+int pd_validation_start(const struct pd_config *config, struct pd_validation **result, struct pd_error *error)
+{
+    struct pd_validation *v = calloc(1, sizeof *v);
+    if (!v)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the validator");
+    v->magic = MAGIC;
+    v->config = config;
+    v->started_ns = pd_clock_mono_ns();
+    pd_list_init(&v->jobs);
+    PD_CHECK(pthread_mutex_init(&v->lock, NULL) == 0 && pthread_cond_init(&v->work, NULL) == 0 &&
+             pthread_cond_init(&v->changed, NULL) == 0);
+    int failed = pthread_create(&v->thread, NULL, run, v);
+    if (failed != 0) {
+        destroy(v);
+        return pd_error_set(error, PD_EIO, "THREAD", "the validate thread cannot be started: %s", strerror(failed));
+    }
+    int rc = wait_for_device(v, error);
+    if (rc != 0) {
+        pd_validation_stop(v);
+        return rc;
+    }
+    *result = v;
+    return 0;
+}
+
+void pd_validation_stop(struct pd_validation *v)
+{
+    PD_MAGIC_CHECK(v, MAGIC);
+    pthread_mutex_lock(&v->lock);
+    v->stopping = true;
+    PD_CHECK(pd_list_empty(&v->jobs));
+    pthread_cond_signal(&v->work);
+    pthread_mutex_unlock(&v->lock);
+    pthread_join(v->thread, NULL);
+    destroy(v);
+}
+
+void pd_validation_info(struct pd_validation *v, struct pd_validation_info *info)
+{
+    PD_MAGIC_CHECK(v, MAGIC);
+    pthread_mutex_lock(&v->lock);
+    *info = v->info;
+    pthread_mutex_unlock(&v->lock);
+}
