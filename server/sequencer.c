@@ -458,9 +458,9 @@ bool pd_sequencer_accepts(struct pd_sequencer *seq, uint32_t feed_index, const c
         ahead = max / ACCEPT_AHEAD_PART;
     *why = "";
     if (feed_index >= PD_LOG_FEEDS_MAX || atomic_load(&seq->accepts[feed_index]) != PD_SEQ_ACCEPTS)
-        *why = "FEED_STOPPED";
+        *why = "planning of this feed has stopped, see its status";
     else if (atomic_load(&seq->disk_full) || pd_log_used_bytes(seq->log) + ahead > limit)
-        *why = "LOG_FULL";
+        *why = "the log is full";
     return !(*why)[0];
 }
 

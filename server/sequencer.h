@@ -171,7 +171,7 @@ int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struc
 int pd_sequencer_submit(struct pd_sequencer *sequencer, struct pd_request *request) PD_MUST_CHECK;
 /* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get PD_ECLOSED. */
 void pd_sequencer_stop(struct pd_sequencer *sequencer);
-/* Ingest bytes granted now may not exceed what the log can take; the door asks before each grant. Any thread. False: grant nothing, *why says it. */
+/* Ingest bytes granted now may not exceed what the log can take; the door asks before each grant. Any thread. False: grant nothing, *why says it in words (static). */
 bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
 void pd_sequencer_free(struct pd_sequencer *sequencer);
 

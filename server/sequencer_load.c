@@ -61,6 +61,7 @@ void pd_seq_state_fini(struct pd_seq_state *state)
     free(state->feeds);
     free(state->streams);
     free(state->streams_by_name);
+    free(state->dirty_streams);
     *state = (struct pd_seq_state){0};
 }
 

@@ -226,16 +226,15 @@ static int write_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 int pd_seq_rows_write(struct pd_sequencer *seq)
 {
     struct pd_seq_state *state = &seq->state;
-    for (uint32_t i = 0; i < state->stream_count; i++) {
-        struct pd_seq_stream *stream = state->streams[i];
-        if (!stream->dirty)
-            continue;
+    while (state->dirty_count > 0) {
+        struct pd_seq_stream *stream = state->streams[state->dirty_streams[state->dirty_count - 1]];
         pd_buf_clear(&seq->row);
         pd_seq_stream_encode(stream, &seq->row);
         int rc = write_row(seq, PD_TABLE_STREAMS, stream->id, 0);
         if (rc)
             return rc;
         stream->dirty = false;
+        state->dirty_count--;
     }
     for (uint32_t i = 0; i < state->feed_count; i++) {
         int rc = write_feed(seq, state->feeds[i]);

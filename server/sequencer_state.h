@@ -114,6 +114,8 @@ struct pd_seq_state {
     struct pd_seq_stream **streams; /* by id */
     uint32_t stream_count, stream_capacity;
     uint32_t *streams_by_name; /* ids, ascending by name */
+    uint32_t *dirty_streams;   /* ids of those whose row is to be written */
+    uint32_t dirty_count;
 };
 
 /* What a group adds to the metrics once it is committed. */
@@ -188,6 +190,8 @@ int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
 int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
 int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *request);
+/* The stream's row is written with the group. */
+void pd_seq_stream_touch(struct pd_seq_state *state, struct pd_seq_stream *stream);
 /* Takes stream; PD_ENOMEM. */
 int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream) PD_MUST_CHECK;
 

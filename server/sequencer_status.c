@@ -8,32 +8,33 @@
 
 /* ---- progress ---- */
 
-/* Adds a name to a comma separated list; a list that is full ends in "...". */
-static void add_name(char *list, size_t capacity, const char *name)
+/* Adds a name to a comma separated list; false: it was full and ends in "..." now. */
+static bool add_name(char *list, size_t capacity, const char *name)
 {
     size_t size = strlen(list), need = strlen(name) + (size > 0);
-    if (size >= 3 && strcmp(list + size - 3, "...") == 0)
-        return;
-    if (size + need + 4 < capacity)
+    bool fits = size + need + 4 < capacity;
+    if (fits)
         snprintf(list + size, capacity - size, "%s%s", size ? "," : "", name);
     else
         snprintf(list + size, capacity - size, "...");
+    return fits;
 }
 
 static void name_wanted(const struct pd_sequencer *seq, const struct pd_seq_feed *feed, char *list,
                         size_t capacity)
 {
     list[0] = 0;
-    for (uint32_t i = 0; i < seq->state.stream_count; i++) {
+    bool room = true;
+    for (uint32_t i = 0; i < seq->state.stream_count && room; i++) {
         const struct pd_seq_stream *stream = seq->state.streams[i];
         if (stream->feed == feed->number && stream->lane == feed->want.lane && !stream->ended)
-            add_name(list, capacity, stream->name);
+            room = add_name(list, capacity, stream->name);
     }
     if (list[0] || !feed->config)
         return;
     const struct pd_feed_config *config = feed->config;
     if (config->rules.merge == PD_MERGE_ORDERED && feed->want.lane < config->stream_count)
-        add_name(list, capacity, config->streams[feed->want.lane]);
+        snprintf(list, capacity, "%s", config->streams[feed->want.lane]);
     else if (config->source_count > 0 && feed->want.lane < feed->source_count)
         snprintf(list, capacity, "(source %s)", feed->sources[feed->want.lane]);
 }

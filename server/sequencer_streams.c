@@ -52,8 +52,19 @@ static int streams_grow(struct pd_seq_state *state)
     if (!by_name)
         return PD_ENOMEM;
     state->streams_by_name = by_name;
+    uint32_t *dirty = realloc(state->dirty_streams, capacity * sizeof *dirty);
+    if (!dirty)
+        return PD_ENOMEM;
+    state->dirty_streams = dirty;
     state->stream_capacity = capacity;
     return 0;
+}
+
+void pd_seq_stream_touch(struct pd_seq_state *state, struct pd_seq_stream *stream)
+{
+    if (!stream->dirty)
+        state->dirty_streams[state->dirty_count++] = stream->id;
+    stream->dirty = true;
 }
 
 int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream)
@@ -225,7 +236,7 @@ static int stream_new(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     }
     stream->source_id = source;
     stream->lane = lane;
-    stream->dirty = true;
+    pd_seq_stream_touch(&seq->state, stream);
     pd_buf_clear(&seq->body);
     pd_buf_put_u32(&seq->body, stream->id);
     pd_seq_stream_encode(stream, &seq->body);
@@ -346,7 +357,7 @@ static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream
     stream->tokens += tokens;
     stream->rejected += rejected;
     stream->bytes += head->body_bytes;
-    stream->dirty = true;
+    pd_seq_stream_touch(&seq->state, stream);
     seq->counts.blocks++;
     seq->counts.samples += samples;
     seq->counts.tokens += tokens;
@@ -438,7 +449,7 @@ int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *re
     if (rc)
         return rc;
     stream->ended = true;
-    stream->dirty = true;
+    pd_seq_stream_touch(&seq->state, stream);
     feed->streams_ended++;
     feed->announce = true;
     return pd_seq_feed_check_end(seq, feed, stream->lane, error);

@@ -130,6 +130,38 @@ static void test_streams(void **unused)
     end_case(&c);
 }
 
+/* Many streams: each is found again, and the list of those waited for is cut. */
+static void test_many_streams(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct pd_request_append answer;
+    new_case(&c, "many");
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < 300; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "stream-%u", i * 7919 % 300);
+            struct seq_stream stream = stream_of("feed0", name);
+            assert_int_equal(seq_open(&c, &stream), 0);
+            assert_int_equal(stream.open.stream_id, i);
+            assert_int_equal(stream.open.next_seq, round);
+            assert_int_equal(push_lengths(&c, &stream, (uint64_t)round, 1, 60, &answer), 0);
+        }
+        seq_case_stop(&c);
+        start(&c);
+    }
+    struct pd_request_status status = seq_status(&c);
+    assert_int_equal(status.feeds[0].stream_count, 300);
+    for (uint32_t i = 1; i < 300; i++)
+        assert_true(strcmp(status.feeds[0].streams[i - 1].name, status.feeds[0].streams[i].name) <
+                    0);
+    pd_status_fini(&status);
+    size_t size = strlen(c.serve.progress[0].want_streams);
+    assert_true(size > 200 && size < sizeof c.serve.progress[0].want_streams);
+    assert_string_equal(c.serve.progress[0].want_streams + size - 3, "...");
+    end_case(&c);
+}
+
 static void test_two_feeds(void **unused)
 {
     (void)unused;
@@ -995,7 +1027,7 @@ static void test_full(void **unused)
     assert_string_equal(answer.base.error.reason, "LOG_FULL");
     assert_int_equal(answer.durable_seq, seq);
     assert_true(refused_at > 0 && refused_at < seq); /* credit stops first */
-    assert_string_equal(why, "LOG_FULL");
+    assert_string_equal(why, "the log is full");
     assert_true(pd_log_used_bytes(c.log) <= c.config.log_max_bytes);
     struct stat file;
     char path[600];
@@ -1217,7 +1249,7 @@ static void test_damaged_head(void **unused)
     pd_status_fini(&status);
     const char *why;
     assert_false(pd_sequencer_accepts(c.seq, 0, &why));
-    assert_string_equal(why, "FEED_STOPPED");
+    assert_non_null(strstr(why, "stopped"));
     assert_true(pd_sequencer_accepts(c.seq, 1, &why));
     assert_int_equal(seq_flush(&c, "feed0", 1), PD_ECORRUPT);
     /* the other feed goes on */
@@ -1311,15 +1343,25 @@ static void test_threads(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams),      cmocka_unit_test(test_two_feeds),
-        cmocka_unit_test(test_declared_end), cmocka_unit_test(test_ordered),
-        cmocka_unit_test(test_sources),      cmocka_unit_test(test_jobs),
-        cmocka_unit_test(test_horizon),      cmocka_unit_test(test_horizon_restart),
-        cmocka_unit_test(test_max_wait),     cmocka_unit_test(test_plans_and_restarts),
-        cmocka_unit_test(test_diverged),     cmocka_unit_test(test_snapshots),
-        cmocka_unit_test(test_fixed_keys),   cmocka_unit_test(test_full),
-        cmocka_unit_test(test_undo),         cmocka_unit_test(test_damaged_body),
-        cmocka_unit_test(test_damaged_head), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_two_feeds),
+        cmocka_unit_test(test_many_streams),
+        cmocka_unit_test(test_declared_end),
+        cmocka_unit_test(test_ordered),
+        cmocka_unit_test(test_sources),
+        cmocka_unit_test(test_jobs),
+        cmocka_unit_test(test_horizon),
+        cmocka_unit_test(test_horizon_restart),
+        cmocka_unit_test(test_max_wait),
+        cmocka_unit_test(test_plans_and_restarts),
+        cmocka_unit_test(test_diverged),
+        cmocka_unit_test(test_snapshots),
+        cmocka_unit_test(test_fixed_keys),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_undo),
+        cmocka_unit_test(test_damaged_body),
+        cmocka_unit_test(test_damaged_head),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
