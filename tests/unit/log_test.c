@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <lmdb.h>
 #include <setjmp.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -219,6 +221,46 @@ static int child_says(const char *dir, void (*run)(const char *dir), char text[1
     close(fds[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* LMDB's calls land here; the flag makes the disk fail. */
+static bool sync_fails;
+
+int fdatasync(int fd)
+{
+    if (!sync_fails)
+        return (int)syscall(SYS_fdatasync, fd);
+    errno = EIO;
+    return -1;
+}
+
+static void commit_unsynced(const char *dir)
+{
+    struct pd_error error;
+    struct pd_buf row = {0};
+    struct pd_log *log = open_log(dir, PD_DURABILITY_FSYNC);
+    pd_buf_put_u64(&row, 1);
+    PD_CHECK(pd_log_begin(log, &error) == 0);
+    PD_CHECK(pd_log_put_row(log, PD_TABLE_STREAMS, 0, 0, &row, &error) == 0);
+    sync_fails = true;
+    if (pd_log_commit(log, &error) != 0)
+        _exit(1);
+}
+
+/* A failed fsync is never taken for a full disk, nor tried again: the process ends. */
+static void test_failed_sync(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    char text[1024];
+    seq_case_dir(&c, "sync");
+    assert_int_equal(child_says(c.dir, commit_unsynced, text), 74);
+    assert_non_null(strstr(text, "log_failed"));
+    assert_non_null(strstr(text, c.dir));
+    assert_non_null(strstr(text, "commit"));
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_FSYNC); /* and the log is as before */
+    assert_int_equal(pd_log_incarnation(log), 2);
+    pd_log_close(log);
 }
 
 static void test_fault(void **unused)
@@ -446,11 +488,11 @@ static void test_records(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reopen),     cmocka_unit_test(test_two_opens),
-        cmocka_unit_test(test_bad_places), cmocka_unit_test(test_damaged_identity),
-        cmocka_unit_test(test_truncated),  cmocka_unit_test(test_fault),
-        cmocka_unit_test(test_bodies),     cmocka_unit_test(test_snapshots),
-        cmocka_unit_test(test_records),
+        cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_fault),
+        cmocka_unit_test(test_failed_sync), cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
