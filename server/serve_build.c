@@ -273,8 +273,8 @@ static void publish(struct pd_serve *serve, struct task *task, struct pd_box *bo
     if (entry->in_slot) {
         box->slot_job = job;
         job->refs++;
-        entry->in_slot = false;
     }
+    entry->reserved = entry->in_slot = false; /* the memory is the box's now */
     entry->box = box;
     entry->state = PD_ENTRY_READY;
     if (entry->prefetch) {

@@ -204,14 +204,23 @@ static bool fits(const struct pd_serve *serve, const struct pd_entry *entry)
     return below(serve, slots_of(serve, NULL).free_bytes, entry->bytes);
 }
 
+/* Nobody waits for a lower batch of the job that has no memory yet: queued, or just being measured. */
+static bool is_lowest(const struct pd_entry *entry)
+{
+    for (struct pd_entry *e = pd_entry_first(entry->job); e != entry; e = pd_entry_next(e)) {
+        bool without =
+            e->state == PD_ENTRY_QUEUED || (e->state == PD_ENTRY_BUILDING && !e->reserved);
+        if (without && !pd_list_empty(&e->waiters))
+            return false;
+    }
+    return true;
+}
+
 /* The lowest asked-for batch of its job, and the job's slot is free and large enough. */
 static bool fits_slot(const struct pd_serve *serve, const struct pd_entry *entry)
 {
     struct pd_serve_job *job = entry->job;
-    struct pd_entry *lowest = pd_task_first(job);
-    if (pd_list_empty(&entry->waiters) || job->slot_busy)
-        return false;
-    if (lowest && lowest->asked && pd_entry_compare(lowest, entry) < 0)
+    if (pd_list_empty(&entry->waiters) || job->slot_busy || !is_lowest(entry))
         return false;
     struct slots others = slots_of(serve, job);
     return below(serve, others.all_bytes <= serve->budget_bytes ? others.free_bytes : 0,
@@ -220,6 +229,7 @@ static bool fits_slot(const struct pd_serve *serve, const struct pd_entry *entry
 
 static bool reserve(struct pd_serve *serve, struct pd_entry *entry, bool in_slot)
 {
+    entry->reserved = true;
     entry->in_slot = in_slot;
     if (in_slot)
         entry->job->slot_busy = true;
@@ -259,6 +269,6 @@ void pd_memory_release(struct pd_serve *serve, struct pd_entry *entry)
     serve->used_bytes -= entry->bytes;
     if (entry->in_slot)
         entry->job->slot_busy = false;
-    entry->in_slot = false;
+    entry->reserved = entry->in_slot = false;
     ring_starved(serve);
 }

@@ -78,7 +78,8 @@ struct pd_entry {
     bool prefetch;  /* hinted at; kept although nobody waits */
     bool abandoned; /* out of the tables while BUILDING: its thread frees it */
     bool no_memory; /* queued because admission failed */
-    bool in_slot;   /* its reservation is the job's slot */
+    bool reserved;  /* memory for it is set aside */
+    bool in_slot;   /* that memory is the job's slot */
     bool delivered; /* at least once */
     struct pd_link waiters;
     uint32_t claims; /* woken waiters that have not come back */
