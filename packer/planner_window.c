@@ -6,6 +6,9 @@
 
 #include "base/check.h"
 
+/* Kept out of the callers that run for every sample: parts of a split are rare. */
+#define RARE __attribute__((noinline, cold))
+
 #define MEAN_SHIFT 10 /* the running mean looks back over about 2^10 entries */
 
 static void free_list_fill(struct pd_window *window)
@@ -53,11 +56,11 @@ static bool follows(const struct pd_segment *part, const struct pd_segment *next
            next->index == part->index && next->stream == part->stream && next->pass == part->pass;
 }
 
-static bool is_dormant(const struct pd_window *window, uint32_t slot)
+/* Whether the part that is about to enter has the part before it in the window: then that one is the newest. */
+RARE static bool part_waits(const struct pd_window *window, uint32_t slot)
 {
-    const struct pd_segment *segment = &window->entries[slot].segment;
-    return segment->part > 0 && window->newest != PD_SLOT_NONE &&
-           follows(&window->entries[window->newest].segment, segment);
+    return window->newest != PD_SLOT_NONE &&
+           follows(&window->entries[window->newest].segment, &window->entries[slot].segment);
 }
 
 static void fifo_append(struct pd_window *window, uint32_t slot, uint32_t key)
@@ -148,7 +151,7 @@ void pd_window_insert(struct pd_window *window)
     node->older = window->newest;
     node->newer = PD_SLOT_NONE;
     node->bin = PD_BIN_NONE;
-    bool dormant = is_dormant(window, slot);
+    bool dormant = entry->segment.part > 0 && part_waits(window, slot);
     node->fifo_older = PD_SLOT_DORMANT;
     *(window->newest == PD_SLOT_NONE ? &window->oldest : &window->nodes[window->newest].newer) =
         slot;
@@ -163,7 +166,7 @@ void pd_window_insert(struct pd_window *window)
 }
 
 /* The part behind `slot`, if it waited for it, may be chosen now. */
-static void wake_follower(struct pd_window *window, uint32_t slot, uint32_t next)
+RARE static void wake_follower(struct pd_window *window, uint32_t slot, uint32_t next)
 {
     if (next == PD_SLOT_NONE || !pd_window_dormant(window, next))
         return;
