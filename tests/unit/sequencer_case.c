@@ -1,4 +1,4 @@
-/* The harness of tests/unit/sequencer_test.c and of the log's bench: see sequencer_case.h. The stand-ins for serve only record. */
+/* The harness of the sequencer's tests and of the log's bench: see sequencer_case.h. The stand-ins for serve only record. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
@@ -358,4 +358,47 @@ struct pd_request_status seq_status(struct seq_case *c)
     struct pd_request_status request = {.base.kind = PD_REQUEST_STATUS};
     assert_int_equal(seq_call(c, &request.base), 0);
     return request;
+}
+
+/* ---- shorthands ---- */
+
+void seq_start(struct seq_case *c)
+{
+    struct pd_error error = {0};
+    if (seq_case_start(c, &error) != 0)
+        fail_msg("start: %s: %s", error.reason, error.text);
+}
+
+void seq_new(struct seq_case *c, const char *name)
+{
+    seq_case_config(c, 1);
+    seq_case_dir(c, name);
+    seq_start(c);
+}
+
+void seq_finish(struct seq_case *c)
+{
+    seq_case_stop(c);
+    seq_case_fini(c);
+    assert_int_equal(seq_blocks_alive(), 0);
+}
+
+struct seq_stream seq_stream_of(const char *feed, const char *name)
+{
+    struct seq_stream stream = {.content_id = "v1"};
+    snprintf(stream.feed, sizeof stream.feed, "%s", feed);
+    snprintf(stream.name, sizeof stream.name, "%s", name);
+    return stream;
+}
+
+int seq_push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t first_seq,
+                     uint32_t count, uint32_t length, struct pd_request_append *answer)
+{
+    uint32_t lengths[512];
+    assert_true(count <= 512);
+    for (uint32_t i = 0; i < count; i++)
+        lengths[i] = length;
+    struct seq_block_spec spec = {
+        .first_seq = first_seq, .count = count, .lengths = lengths, .cuts = 100};
+    return seq_push(c, stream, &spec, answer);
 }

@@ -76,6 +76,15 @@ struct pd_request_open_job seq_job_request(const char *feed, const char *job, ui
 int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation,
                uint64_t step, uint64_t fetched, struct pd_error *error);
 int seq_deliver(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step);
+/* seq_case_start that fails the test; one feed in a new directory, started. */
+void seq_start(struct seq_case *c);
+void seq_new(struct seq_case *c, const char *name);
+/* Stop and fini; every block must have been released. */
+void seq_finish(struct seq_case *c);
+struct seq_stream seq_stream_of(const char *feed, const char *name);
+/* `count` (at most 512) samples of one length. */
+int seq_push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t first_seq,
+                     uint32_t count, uint32_t length, struct pd_request_append *answer);
 /* Fini with pd_status_fini. */
 struct pd_request_status seq_status(struct seq_case *c);
 
