@@ -1,4 +1,5 @@
-/* Reads the int32 columns of a block's body where they lie: any cut of the pieces, also inside a token. Pure, any thread; internal to ingest. */
+/* Reads the int32 columns of a block's body where they lie: any cut of the pieces, also inside a
+ * token. Pure, any thread; internal to ingest. */
 #ifndef PD_SERVER_INGEST_BODY_H
 #define PD_SERVER_INGEST_BODY_H
 
@@ -15,7 +16,8 @@ struct pd_body {
     size_t in_piece; /* bytes read of pieces[piece] */
 };
 
-/* At most `size` bytes in one run, passed over; *size_out of them, 0 only at the end of the pieces. */
+/* At most `size` bytes in one run, passed over; *size_out of them, 0 only at the end of the pieces.
+ */
 static inline const uint8_t *pd_body_run(struct pd_body *body, size_t size, size_t *size_out)
 {
     while (body->piece < body->piece_count &&

@@ -1,16 +1,18 @@
 /* The arithmetic of ingest credit.
  *
- * Place in the flow: an rpc thread asks here before each Welcome and Ack, and counts here each message it receives and each block the log has taken. Invariant,
- * checked at each change: reserved_bytes <= max_bytes, and taken_bytes <= shared_bytes while nobody owns the big place. It knows neither blocks nor
- * the log: whether the log takes more is the sequencer's word, asked by the caller. */
+ * Place in the flow: an rpc thread asks here before each Welcome and Ack, and counts here each
+ * message it receives and each block the log has taken. Invariant, checked at each change:
+ * reserved_bytes <= max_bytes, and taken_bytes <= shared_bytes while nobody owns the big place. It
+ * knows neither blocks nor the log: whether the log takes more is the sequencer's word, asked by
+ * the caller. */
 #include "server/ingest/credit.h"
 
 #include "base/check.h"
 
 #include <inttypes.h>
 
-/* A window takes at most a quarter of what is left of the shared bytes; one that has not been used yet, and may never be, a quarter of what is left of
- * their first half. */
+/* A window takes at most a quarter of what is left of the shared bytes; one that has not been used
+ * yet, and may never be, a quarter of what is left of their first half. */
 #define SHARE 4
 /* Grants below this are not worth a message, unless nothing else is left. */
 #define GRANT_MIN_BYTES 4096
@@ -60,7 +62,8 @@ int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, struct
     pthread_mutex_unlock(&pool->lock);
     if (!taken)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
-                            "%u Push calls are open; limits.push_calls allows no more", pool->calls_max);
+                            "%u Push calls are open; limits.push_calls allows no more",
+                            pool->calls_max);
     return 0;
 }
 
@@ -119,14 +122,16 @@ static uint64_t window_target(struct pd_credit *credit)
     if (credit->granted_bytes == 0) {
         uint64_t half = pool->shared_bytes / 2;
         credit->window_bytes = PD_CREDIT_WINDOW_MIN;
-        return pool->floor_bytes + min_u64(PD_CREDIT_WINDOW_MIN, left > half ? (left - half) / SHARE : 0);
+        return pool->floor_bytes +
+               min_u64(PD_CREDIT_WINDOW_MIN, left > half ? (left - half) / SHARE : 0);
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
         credit->window_bytes = min_u64(credit->window_bytes * 2, PD_CREDIT_WINDOW_MAX);
     return pool->floor_bytes + min_u64(credit->window_bytes, (left + mine) / SHARE);
 }
 
-/* Under the lock: takes the big place for a block that the window cannot complete. The rest it may reach then. */
+/* Under the lock: takes the big place for a block that the window cannot complete. The rest it may
+ * reach then. */
 static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes)
 {
     struct pd_credit_pool *pool = credit->pool;
@@ -135,7 +140,8 @@ static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes
     if (block_rest_bytes <= unsent || (pool->big && pool->big != credit))
         return 0;
     pool->big = credit;
-    uint64_t room = pool->shared_bytes + pool->block_bytes - min_u64(pool->taken_bytes, pool->shared_bytes + pool->block_bytes);
+    uint64_t room = pool->shared_bytes + pool->block_bytes -
+                    min_u64(pool->taken_bytes, pool->shared_bytes + pool->block_bytes);
     return reserved(credit) + min_u64(block_rest_bytes - unsent, room);
 }
 
@@ -145,7 +151,8 @@ bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)
     uint64_t before = reserved(credit);
 
     pthread_mutex_lock(&pool->lock);
-    if (pool->big == credit && block_rest_bytes == 0 && before <= pool->floor_bytes + credit->window_bytes)
+    if (pool->big == credit && block_rest_bytes == 0 &&
+        before <= pool->floor_bytes + credit->window_bytes)
         pool->big = NULL;
     uint64_t target = window_target(credit);
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
@@ -153,8 +160,8 @@ bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)
         uint64_t larger = block_target(credit, block_rest_bytes);
         target = larger > target ? larger : target;
     }
-    bool worth = target > before && (target - before >= GRANT_MIN_BYTES || unsent < GRANT_MIN_BYTES ||
-                                     credit->granted_bytes == 0);
+    bool worth = target > before && (target - before >= GRANT_MIN_BYTES ||
+                                     unsent < GRANT_MIN_BYTES || credit->granted_bytes == 0);
     if (worth) {
         credit->granted_bytes += target - before;
         account(credit, before);

@@ -1,18 +1,20 @@
 /* Ingest credit: which call may have how many bytes on the way or in memory.
  *
- *   per call, cumulative:   released <= used <= granted          used: bytes received; released: bytes that left memory again
- *   reserved = granted - released, and the sum of it over all calls never passes memory.ingest
+ *   per call, cumulative:   released <= used <= granted
+ *   used: bytes received; released: bytes that left memory again; reserved = granted - released,
+ *   and the sum of it over all calls never passes memory.ingest
  *
  *   |<------------------------------- memory.ingest -------------------------------->|
  *   | floor x calls_max | shared, for windows that grow with use          | one block |
  *
- * Every call may always reserve `floor`. What lies above comes from the shared part: a window that starts at one message (less where many calls are
- * open: then a stream costs its floor until it is used) and doubles while the call uses it up, but never more than a share of what is left, so the
- * last caller still finds something. The last part lets
- * one call at a time complete a block that is larger than its window (a block is held until it is whole), first come first served.
+ * Every call may always reserve `floor`. What lies above comes from the shared part: a window that
+ * starts at one message (less where many calls are open: then a stream costs its floor until it is
+ * used) and doubles while the call uses it up, but never more than a share of what is left, so the
+ * last caller still finds something. The last part lets one call at a time complete a block that is
+ * larger than its window (a block is held until it is whole), first come first served.
  *
- * Granted bytes cannot be taken back: a call that falls idle keeps its window until it closes. When full: calls get no more than their floor, and the
- * answer says INGEST_MEMORY.
+ * Granted bytes cannot be taken back: a call that falls idle keeps its window until it closes. When
+ * full: calls get no more than their floor, and the answer says INGEST_MEMORY.
  *
  * The pool has its own lock, any thread; a pd_credit belongs to its call's thread. */
 #ifndef PD_SERVER_INGEST_CREDIT_H
@@ -24,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PD_CREDIT_WINDOW_MIN (5u << 18)  /* a message of full size and a bit: 1.25 MiB */
+#define PD_CREDIT_WINDOW_MIN (5u << 18) /* a message of full size and a bit: 1.25 MiB */
 #define PD_CREDIT_WINDOW_MAX (16u << 20)
 
 struct pd_credit;
@@ -36,8 +38,8 @@ struct pd_credit_pool {
     uint64_t shared_bytes; /* that windows may take in all */
     uint64_t block_bytes;  /* largest block: what the owner of the big place may take on top */
     uint32_t calls, calls_max;
-    uint64_t taken_bytes;    /* sum over calls of what is reserved above the floor */
-    uint64_t reserved_bytes; /* sum over calls */
+    uint64_t taken_bytes;        /* sum over calls of what is reserved above the floor */
+    uint64_t reserved_bytes;     /* sum over calls */
     const struct pd_credit *big; /* the call that completes a large block, or NULL */
 };
 
@@ -47,7 +49,8 @@ struct pd_credit {
     uint64_t window_bytes;
 };
 
-/* calls_max >= 1. The floors take a quarter of max_bytes; the block part is half of it, at most block_bytes_max. */
+/* calls_max >= 1. The floors take a quarter of max_bytes; the block part is half of it, at most
+ * block_bytes_max. */
 int pd_credit_pool_init(struct pd_credit_pool *pool, uint64_t max_bytes, uint32_t calls_max,
                         uint64_t block_bytes_max) PD_MUST_CHECK;
 void pd_credit_pool_fini(struct pd_credit_pool *pool);
@@ -56,15 +59,17 @@ uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool);
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
 /* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. */
-int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool,
+                   struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */
 void pd_credit_close(struct pd_credit *credit);
 
-/* Raises granted_bytes as far as window, pool and the rest of an open block allow. `block_rest_bytes`: body bytes of the open block still to come, 0 = no block
- * is open. True where granted_bytes grew. */
+/* Raises granted_bytes as far as window, pool and the rest of an open block allow.
+ * `block_rest_bytes`: body bytes of the open block still to come, 0 = no block is open. True where
+ * granted_bytes grew. */
 bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes);
-/* True where the call holds less than half of its window, or cannot complete its block: worth another grant. */
+/* True where the call holds less than half of its window, or cannot complete its block: worth
+ * another grant. */
 bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_bytes);
 /* Bytes have arrived. PD_ELIMIT CREDIT: more than granted; they are not counted. */
 int pd_credit_use(struct pd_credit *credit, uint64_t bytes, struct pd_error *error) PD_MUST_CHECK;

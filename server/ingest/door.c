@@ -1,13 +1,16 @@
 /* The door's checks of a block.
  *
- * Place in the flow: between the tag scanner (wire.c) and the sequencer; runs on the rpc thread of the call. Invariant: a sample that is not flagged
- * `rejected` in the head obeys every rule the planner and the layout rely on. It changes nothing in the body: what was refused stays there as pushed,
- * so that offsets remain sums of lengths.
+ * Place in the flow: between the tag scanner (wire.c) and the sequencer; runs on the rpc thread of
+ * the call. Invariant: a sample that is not flagged `rejected` in the head obeys every rule the
+ * planner and the layout rely on. It changes nothing in the body: what was refused stays there as
+ * pushed, so that offsets remain sums of lengths.
  *
- * LABELS_LOOK_SHIFTED: labels describe token i as a target, so labels[i] == tokens[i] is what an unmasked sample looks like; labels that were shifted
- * before the push have labels[i] == tokens[i+1]. A sample is refused when every label that is not -100 (the last token's left out: it has no next
- * token) equals the next token, there are at least PD_DOOR_SHIFTED_MIN of them, and at least one of them differs from its own token. The last
- * condition lets runs of one token pass, where both readings agree. */
+ * LABELS_LOOK_SHIFTED: labels describe token i as a target, so labels[i] == tokens[i] is what an
+ * unmasked sample looks like; labels that were shifted before the push have labels[i] ==
+ * tokens[i+1]. A sample is refused when every label that is not -100 (the last token's left out: it
+ * has no next token) equals the next token, there are at least PD_DOOR_SHIFTED_MIN of them, and at
+ * least one of them differs from its own token. The last condition lets runs of one token pass,
+ * where both readings agree. */
 #include "server/ingest/door.h"
 #include "server/ingest/body.h"
 #include "server/ingest/runs.h"
@@ -51,7 +54,8 @@ const char *pd_door_reject_text(const struct pd_door_reject *reject,
         format = "a sample has at least one token";
         break;
     case PD_DOOR_OVER_LENGTH:
-        snprintf(text, size, "%" PRId64 " tokens; the feed takes at most %u (seq_len) and rejects longer ones",
+        snprintf(text, size,
+                 "%" PRId64 " tokens; the feed takes at most %u (seq_len) and rejects longer ones",
                  found, rules->seq_len);
         return text;
     case PD_DOOR_TOO_LARGE:
@@ -72,7 +76,9 @@ const char *pd_door_reject_text(const struct pd_door_reject *reject,
                  found);
         return text;
     case PD_DOOR_BAD_MASK:
-        snprintf(text, size, "the mask's runs add up to %" PRId64 " or run %u is 0; they must add up to the sample's length",
+        snprintf(text, size,
+                 "the mask's runs add up to %" PRId64
+                 " or run %u is 0; they must add up to the sample's length",
                  found, at);
         return text;
     case PD_DOOR_BAD_WEIGHT:
@@ -119,9 +125,10 @@ static int check_columns(const Packd__V1__BlockHead *wire, struct pd_error *erro
     for (size_t i = 0; i < wire->n_mask_run_counts; i++)
         runs += wire->mask_run_counts[i];
     if (runs != wire->n_mask_runs)
-        return pd_error_set(error, PD_EINVAL, "COLUMN_SIZE",
-                            "head.mask_runs has %zu entries; head.mask_run_counts adds up to %" PRIu64,
-                            wire->n_mask_runs, runs);
+        return pd_error_set(
+            error, PD_EINVAL, "COLUMN_SIZE",
+            "head.mask_runs has %zu entries; head.mask_run_counts adds up to %" PRIu64,
+            wire->n_mask_runs, runs);
     return 0;
 }
 
@@ -168,14 +175,15 @@ int pd_door_check(const Packd__V1__BlockHead *wire, const struct pd_door_rules *
     int rc;
 
     if (wire->n_lengths == 0)
-        return pd_error_set(error, PD_EINVAL, "MALFORMED", "head.lengths is empty: a block holds at least one sample");
+        return pd_error_set(error, PD_EINVAL, "MALFORMED",
+                            "head.lengths is empty: a block holds at least one sample");
     if (wire->n_lengths > rules->block_samples_max || wire->n_lengths > PD_BLOCK_SAMPLES_MAX)
         return pd_error_set(error, PD_ELIMIT, "BLOCK_TOO_LARGE",
                             "a block of %zu samples; max_block_samples is %u", wire->n_lengths,
                             rules->block_samples_max);
     if (wire->first_seq > INT64_MAX - wire->n_lengths)
-        return pd_error_set(error, PD_EINVAL, "BAD_RANGE", "head.first_seq %" PRIu64 " is out of range",
-                            wire->first_seq);
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "head.first_seq %" PRIu64 " is out of range", wire->first_seq);
     if ((rc = check_unsupported(wire, error)) != 0 || (rc = check_columns(wire, error)) != 0)
         return rc;
     return check_sizes(wire, rules, error);
@@ -245,7 +253,8 @@ static void check_sample_mask(struct making *making, uint32_t index, const uint3
         refuse(making, index, PD_DOOR_BAD_MASK, zero, (int64_t)sum);
 }
 
-/* Largest token of `count` at `data`, as unsigned, so that negative ones are the largest. A loop the compiler turns into vector code. */
+/* Largest token of `count` at `data`, as unsigned, so that negative ones are the largest. A loop
+ * the compiler turns into vector code. */
 static uint32_t largest(const uint8_t *data, size_t count)
 {
     uint32_t most = 0;
@@ -319,7 +328,8 @@ static void take_tokens(struct making *making, uint32_t index)
         name_bad_token(making, index, start);
 }
 
-/* The labels of one sample beside its tokens and its mask: range, shift, and the mask and the -100s together as runs. */
+/* The labels of one sample beside its tokens and its mask: range, shift, and the mask and the -100s
+ * together as runs. */
 static void take_labels(struct making *making, uint32_t index, struct pd_mask_reader *mask)
 {
     uint32_t length = making->wire->lengths[index];
@@ -340,7 +350,8 @@ static void take_labels(struct making *making, uint32_t index, struct pd_mask_re
         bool on = pd_mask_reader_next(mask);
         pd_loss_runs_add(&making->runs, on && label != PD_LABEL_NONE, 1);
     }
-    if (making->rules->check_shifted && compared >= PD_DOOR_SHIFTED_MIN && next_equal && own_differs)
+    if (making->rules->check_shifted && compared >= PD_DOOR_SHIFTED_MIN && next_equal &&
+        own_differs)
         refuse(making, index, PD_DOOR_LABELS_LOOK_SHIFTED, 0, compared);
 }
 
@@ -392,7 +403,8 @@ static void *carve(uint8_t **at, size_t size)
     return part;
 }
 
-static size_t column_bytes(const ProtobufCBinaryData *column, size_t n, const struct pd_door_reject *found)
+static size_t column_bytes(const ProtobufCBinaryData *column, size_t n,
+                           const struct pd_door_reject *found)
 {
     size_t sum = 0;
 
@@ -543,7 +555,8 @@ int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *r
     struct making making = {.wire = wire,
                             .rules = rules,
                             .count = (uint32_t)n,
-                            .limit = rules->vocab_size ? rules->vocab_size : (uint32_t)INT32_MAX + 1,
+                            .limit =
+                                rules->vocab_size ? rules->vocab_size : (uint32_t)INT32_MAX + 1,
                             .tokens = body,
                             .tokens_again = body,
                             .labels = body};
@@ -557,7 +570,8 @@ int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *r
     if (making.token_digests && making.label_digests && making.run_ends && making.found)
         rc = make(&making, head, rejects);
     if (rc != 0)
-        (void)pd_error_set(error, rc, "MEMORY", "no memory for the head of a block of %zu samples", n);
+        (void)pd_error_set(error, rc, "MEMORY", "no memory for the head of a block of %zu samples",
+                           n);
     free(making.found);
     free(making.run_ends);
     free(making.label_digests);

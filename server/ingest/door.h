@@ -1,12 +1,14 @@
 /* The door: from a decoded BlockHead and the pieces of its body to a block the log can take.
  *
- *   BlockHead ──pd_door_check──> may its body come?          (whole block refused: the call ends)
- *   head + pieces ──pd_door_make──> pd_block_head + rejects  (single samples refused: they keep their seq, the call goes on)
+ *   BlockHead ──pd_door_check──> may its body come?          (the block refused: the call ends)
+ *   head + pieces ──pd_door_make──> pd_block_head + rejects  (samples refused: they keep their seq)
  *
- * Everything here came from the wire and is distrusted. The body is read where it lies and not copied: once for its digests and token range, its
- * tokens once more beside the labels. Pure but for malloc, any thread.
+ * Everything here came from the wire and is distrusted. The body is read where it lies and not
+ * copied: once for its digests and token range, its tokens once more beside the labels. Pure but
+ * for malloc, any thread.
  *
- * Not stored by this version: spans and named tensors. A head that carries them is refused with PD_EUNSUPPORTED. */
+ * Not stored by this version: spans and named tensors. A head that carries them is refused with
+ * PD_EUNSUPPORTED. */
 #ifndef PD_SERVER_INGEST_DOOR_H
 #define PD_SERVER_INGEST_DOOR_H
 
@@ -52,7 +54,8 @@ enum pd_door_reason {
 #undef X
 };
 
-/* `count` samples from `index` on, refused for one reason; at and found belong to the first: which token (or run), and what was there. */
+/* `count` samples from `index` on, refused for one reason; at and found belong to the first: which
+ * token (or run), and what was there. */
 struct pd_door_reject {
     uint32_t index, count;
     uint32_t reason; /* enum pd_door_reason */
@@ -72,13 +75,15 @@ const char *pd_door_reject_text(const struct pd_door_reject *reject,
                                 const struct pd_door_rules *rules, char *text, size_t size);
 void pd_door_rejects_fini(struct pd_door_rejects *rejects);
 
-/* What a head says about its block as a whole. PD_EINVAL COLUMN_SIZE, LENGTH_MISMATCH (lengths against body_bytes, both named), MALFORMED (no sample),
- * BAD_RANGE (seq overflows); PD_ELIMIT BLOCK_TOO_LARGE; PD_EUNSUPPORTED UNSUPPORTED (spans, tensors). */
+/* What a head says about its block as a whole. PD_EINVAL COLUMN_SIZE, LENGTH_MISMATCH (lengths
+ * against body_bytes, both named), MALFORMED (no sample), BAD_RANGE (seq overflows); PD_ELIMIT
+ * BLOCK_TOO_LARGE; PD_EUNSUPPORTED UNSUPPORTED (spans, tensors). */
 int pd_door_check(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
                   struct pd_error *error) PD_MUST_CHECK;
 
-/* Makes the log's head of a block that pd_door_check let pass; the pieces hold exactly wire->body_bytes. feed, lane, stream, source and position stay 0 for
- * the caller. `head` is to be given to pd_block_head_fini, `rejects` to pd_door_rejects_fini. PD_ENOMEM. */
+/* Makes the log's head of a block that pd_door_check let pass; the pieces hold exactly
+ * wire->body_bytes. feed, lane, stream, source and position stay 0 for the caller. `head` is to be
+ * given to pd_block_head_fini, `rejects` to pd_door_rejects_fini. PD_ENOMEM. */
 int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
                  const struct pd_piece *pieces, uint32_t piece_count, struct pd_block_head *head,
                  struct pd_door_rejects *rejects, struct pd_error *error) PD_MUST_CHECK;

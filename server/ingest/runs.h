@@ -1,6 +1,7 @@
 /* Loss masks as runs: reading what was pushed, writing what the log keeps. Internal to ingest.
  *
- * Both alternate off, on, off, ... starting with off. As kept: no entries = on everywhere, a last off run is left out (unless it is the only one). */
+ * Both alternate off, on, off, ... starting with off. As kept: no entries = on everywhere, a last
+ * off run is left out (unless it is the only one). */
 #ifndef PD_SERVER_INGEST_RUNS_H
 #define PD_SERVER_INGEST_RUNS_H
 

@@ -1,7 +1,8 @@
 /* The tag scanner of PushRequest.
  *
- * Place in the flow: first thing that looks at a pushed message; what it finds goes to protobuf-c (the head) and to the door (the body's
- * pieces). Owning thread: the caller's. Invariant: a range it returns lies inside the message. It decodes no field and copies no payload.
+ * Place in the flow: first thing that looks at a pushed message; what it finds goes to protobuf-c
+ * (the head) and to the door (the body's pieces). Owning thread: the caller's. Invariant: a range
+ * it returns lies inside the message. It decodes no field and copies no payload.
  *
  * A message of 1 MiB arrives in some eighty slices, so every read may meet the end of a piece. */
 #include "server/ingest/wire.h"
@@ -17,10 +18,10 @@ enum wire_type { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 struct cursor {
     const struct pd_piece *pieces;
     uint32_t piece_count;
-    uint32_t piece;     /* the one that is read now */
-    size_t in_piece;    /* bytes of it that are read */
-    size_t at;          /* offset in the message */
-    size_t end;         /* of what may be read */
+    uint32_t piece;  /* the one that is read now */
+    size_t in_piece; /* bytes of it that are read */
+    size_t at;       /* offset in the message */
+    size_t end;      /* of what may be read */
     bool failed;
 };
 
@@ -130,7 +131,8 @@ static int malformed(struct pd_error *error, const struct cursor *cursor, const 
                         what, cursor->at, cursor->end);
 }
 
-/* The fields of a SampleBlock or a BlockChunk: anything, but the payload once and last, and a block's head once before it. */
+/* The fields of a SampleBlock or a BlockChunk: anything, but the payload once and last, and a
+ * block's head once before it. */
 static int split_inner(struct cursor *cursor, struct pd_wire_push *push, struct pd_error *error)
 {
     bool has_head = false;
@@ -141,12 +143,15 @@ static int split_inner(struct cursor *cursor, struct pd_wire_push *push, struct 
         if (field == BODY_FIELD && type == BYTES) {
             push->body = next_range(cursor);
             if (!cursor->failed && cursor->at != cursor->end)
-                return malformed(error, cursor, "a field stands behind `body`, which must be the last one");
-        } else if (field == HEAD_FIELD && push->kind == PD_WIRE_BLOCK && type == BYTES && !has_head) {
+                return malformed(error, cursor,
+                                 "a field stands behind `body`, which must be the last one");
+        } else if (field == HEAD_FIELD && push->kind == PD_WIRE_BLOCK && type == BYTES &&
+                   !has_head) {
             push->head = next_range(cursor);
             has_head = true;
         } else if (field == BODY_FIELD || (field == HEAD_FIELD && push->kind == PD_WIRE_BLOCK)) {
-            return malformed(error, cursor, "`head` or `body` occurs twice or with a wrong wire type");
+            return malformed(error, cursor,
+                             "`head` or `body` occurs twice or with a wrong wire type");
         } else {
             skip_field(cursor, type);
         }

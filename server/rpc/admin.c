@@ -1,6 +1,7 @@
 /* The Admin calls that write: Flush, SkipSteps, EndFeed, DeleteJob, and Drain.
  *
- * Place in the flow: between operators and the sequencer; each is one request and its answer. Owning thread: the call's. */
+ * Place in the flow: between operators and the sequencer; each is one request and its answer.
+ * Owning thread: the call's. */
 #include "server/rpc/unary.h"
 
 #include <inttypes.h>
@@ -40,7 +41,8 @@ static void flush(struct pd_call *call, grpc_byte_buffer *buffer)
     bool all = wire->what_case == PACKD__V1__FLUSH_REQUEST__WHAT_ALL && wire->all;
     bool some = wire->what_case == PACKD__V1__FLUSH_REQUEST__WHAT_PACKS && wire->packs > 0;
     if (!all && !some) {
-        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE", "FlushRequest takes packs (at least 1) or all");
+        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE",
+                                "FlushRequest takes packs (at least 1) or all");
         return;
     }
     if (!pd_unary_names(call, wire->feed, NULL))
@@ -64,7 +66,8 @@ static void on_skip_facts(struct pd_ask *ask)
         return;
     const struct pd_unary *unary = pd_unary_of(ask->call);
     const Packd__V1__SkipStepsRequest *wire = (const void *)unary->request;
-    const struct pd_job_status *job = pd_status_job(pd_status_feed(&ask->of.status, unary->feed), unary->job);
+    const struct pd_job_status *job =
+        pd_status_job(pd_status_feed(&ask->of.status, unary->feed), unary->job);
     response.generation = job ? job->generation : 0;
     response.next_step = wire->last + 1;
     pd_call_reply(ask->call, &response.base);
@@ -87,7 +90,8 @@ static void skip_steps(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const Packd__V1__SkipStepsRequest *wire = (const void *)pd_unary_of(call)->request;
     if (wire->first > wire->last || wire->last == UINT64_MAX) {
-        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE", "first is %" PRIu64 ", last is %" PRIu64, wire->first, wire->last);
+        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE",
+                                "first is %" PRIu64 ", last is %" PRIu64, wire->first, wire->last);
         return;
     }
     if (!pd_unary_names(call, wire->feed, wire->job))
@@ -187,7 +191,8 @@ static void drain(struct pd_call *call, grpc_byte_buffer *buffer)
     atomic_store(&rpc->draining, !undo);
     if (rpc->options.on_drain)
         rpc->options.on_drain(rpc->options.ctx, undo);
-    response.state = undo ? PACKD__V1__SERVER_STATE__STATE_SERVING : PACKD__V1__SERVER_STATE__STATE_DRAINING;
+    response.state =
+        undo ? PACKD__V1__SERVER_STATE__STATE_SERVING : PACKD__V1__SERVER_STATE__STATE_DRAINING;
     response.push_calls = atomic_load(&rpc->push_calls);
     response.fetch_calls = atomic_load(&rpc->fetch_calls);
     pd_call_reply(call, &response.base);

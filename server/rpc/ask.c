@@ -1,6 +1,8 @@
-/* Requests to the sequencer and their way back: done() on the sequencer's thread rings the call's queue with the ask's own tag.
+/* Requests to the sequencer and their way back: done() on the sequencer's thread rings the call's
+ * queue with the ask's own tag.
  *
- * Place in the flow: between the methods and the sequencer. Owning thread: the call's, but for on_done. It knows no request's meaning. */
+ * Place in the flow: between the methods and the sequencer. Owning thread: the call's, but for
+ * on_done. It knows no request's meaning. */
 #include "server/rpc/ask.h"
 
 #include <stdlib.h>
@@ -46,7 +48,8 @@ int pd_ask_submit(struct pd_ask *ask)
     if (rc == PD_ECLOSED)
         pd_call_fail_draining(ask->call);
     else if (rc != 0)
-        (void)pd_call_fail_with(ask->call, rc, "TOO_MANY_CALLS", "too many requests are waiting for the log");
+        (void)pd_call_fail_with(ask->call, rc, "TOO_MANY_CALLS",
+                                "too many requests are waiting for the log");
     return rc;
 }
 
@@ -60,7 +63,8 @@ void pd_ask_free(struct pd_ask *ask)
     pd_call_unref(call);
 }
 
-const struct pd_feed_status *pd_status_feed(const struct pd_request_status *status, const char *name)
+const struct pd_feed_status *pd_status_feed(const struct pd_request_status *status,
+                                            const char *name)
 {
     for (uint32_t i = 0; i < status->feed_count; i++)
         if (strcmp(status->feeds[i].name, name) == 0)

@@ -1,10 +1,12 @@
 /* The life of a call: operations in flight, references, the one status it ends with.
  *
- * Place in the flow: between gRPC's completion queue and the methods. Owning thread: the call's rpc thread. Invariant: an operation is in flight exactly while
- * it holds a reference; nothing of the call is freed before gRPC has given all its tags back. It knows no method.
+ * Place in the flow: between gRPC's completion queue and the methods. Owning thread: the call's rpc
+ * thread. Invariant: an operation is in flight exactly while it holds a reference; nothing of the
+ * call is freed before gRPC has given all its tags back. It knows no method.
  *
- * The order that gRPC leaves open is fixed here: a status decided while a write is in flight is sent when the write is done, so what was written before
- * arrives before. RECV_CLOSE has a batch of its own, since it always succeeds and would make its batch-mates look so too. */
+ * The order that gRPC leaves open is fixed here: a status decided while a write is in flight is
+ * sent when the write is done, so what was written before arrives before. RECV_CLOSE has a batch of
+ * its own, since it always succeeds and would make its batch-mates look so too. */
 #include "server/rpc/call.h"
 
 #include "base/check.h"
@@ -40,12 +42,23 @@ static grpc_status_code status_of(int code)
 
 static const char *status_name(grpc_status_code status)
 {
-    static const char *const names[] = {
-        "OK",           "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED", "NOT_FOUND",    "ALREADY_EXISTS",    "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",   "OUT_OF_RANGE",
-        "UNIMPLEMENTED", "INTERNAL",         "UNAVAILABLE",       "DATA_LOSS",
-        "UNAUTHENTICATED"};
+    static const char *const names[] = {"OK",
+                                        "CANCELLED",
+                                        "UNKNOWN",
+                                        "INVALID_ARGUMENT",
+                                        "DEADLINE_EXCEEDED",
+                                        "NOT_FOUND",
+                                        "ALREADY_EXISTS",
+                                        "PERMISSION_DENIED",
+                                        "RESOURCE_EXHAUSTED",
+                                        "FAILED_PRECONDITION",
+                                        "ABORTED",
+                                        "OUT_OF_RANGE",
+                                        "UNIMPLEMENTED",
+                                        "INTERNAL",
+                                        "UNAVAILABLE",
+                                        "DATA_LOSS",
+                                        "UNAUTHENTICATED"};
 
     return (size_t)status < PD_COUNT_OF(names) ? names[status] : "UNKNOWN";
 }
@@ -115,7 +128,8 @@ static void on_read(struct pd_tag *tag, bool ok)
             pd_call_read(call);
     } else if (!pd_call_is_over(call) && !grpc_call_failed_before_recv_message(call->call)) {
         if (call->method->unary)
-            (void)pd_call_fail_with(call, PD_EINVAL, "MALFORMED", "the call ended without a request");
+            (void)pd_call_fail_with(call, PD_EINVAL, "MALFORMED",
+                                    "the call ended without a request");
         else if (call->method->half_close)
             call->method->half_close(call);
     }
@@ -235,7 +249,8 @@ static void put_detail(struct pd_call *call, Packd__V1__ErrorDetail *detail)
     grpc_slice value = grpc_slice_malloc(size);
 
     (void)packd__v1__error_detail__pack(detail, GRPC_SLICE_START_PTR(value));
-    call->trailing = (grpc_metadata){.key = grpc_slice_from_static_string(ERROR_KEY), .value = value};
+    call->trailing =
+        (grpc_metadata){.key = grpc_slice_from_static_string(ERROR_KEY), .value = value};
     call->trailing_count = 1;
 }
 
@@ -288,7 +303,8 @@ void pd_call_fail_draining(struct pd_call *call)
 
     detail.seq = detail.step = detail.lowest_step = -1;
     detail.retry_after_ms = 1000;
-    (void)pd_error_set(&error, PD_EUNAVAIL, "DRAINING", "the server is going down: try again later, or elsewhere");
+    (void)pd_error_set(&error, PD_EUNAVAIL, "DRAINING",
+                       "the server is going down: try again later, or elsewhere");
     pd_call_fail_detail(call, &error, &detail);
 }
 
@@ -321,7 +337,8 @@ void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct 
     struct pd_call *call = calloc(1, method->call_bytes);
 
     if (!call) {
-        (void)grpc_call_cancel_with_status(grpc, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory", NULL);
+        (void)grpc_call_cancel_with_status(grpc, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory",
+                                           NULL);
         grpc_call_unref(grpc);
         return;
     }

@@ -1,12 +1,14 @@
 /* One gRPC call as a small state machine; internal to server/rpc.
  *
- *   accept ──> pd_call ──message, half_close, written, tick──> the method's functions ──pd_call_write, _reply, _fail──> client
- *                 ^
- *                 └── pd_call_post: an event from another thread, as a tag on the call's own completion queue
+ *   accept ──> pd_call ──message, half_close, written, tick──> the method's functions
+ *                 ^                                               └─ _write, _reply, _fail ──> client
+ *                 └── pd_call_post: another thread's event, as a tag on the call's own queue
  *
- * A call stays on the thread whose queue accepted it; all its functions run there and need no lock. At most one read and one write are in flight.
- * `refs` counts the operations in flight, the events that other threads still owe, and one until the call is closed; the last one frees.
- * Since a queue is shut down only when no call is left, posting to a call that holds a reference is always safe. */
+ * A call stays on the thread whose queue accepted it; all its functions run there and need no lock.
+ * At most one read and one write are in flight. `refs` counts the operations in flight, the events
+ * that other threads still owe, and one until the call is closed; the last one frees. Since a queue
+ * is shut down only when no call is left, posting to a call that holds a reference is always safe.
+ */
 #ifndef PD_SERVER_RPC_CALL_H
 #define PD_SERVER_RPC_CALL_H
 
@@ -32,7 +34,8 @@
 #define PD_RPC_CHUNK_BYTES_MAX (1u << 20)
 #define PD_RPC_TICK_NS 100000000u
 
-/* Embedded wherever an event is waited for; the queue hands the pointer back. Its owner holds a call reference meanwhile. */
+/* Embedded wherever an event is waited for; the queue hands the pointer back. Its owner holds a
+ * call reference meanwhile. */
 struct pd_tag {
     void (*done)(struct pd_tag *tag, bool ok);
 };
@@ -43,14 +46,16 @@ struct pd_method {
     const char *path;
     size_t call_bytes; /* of the struct that begins with struct pd_call */
     bool unary;        /* one request: read for it, and no more after it */
-    /* All may be NULL but message. None is called once the call is finished, closed or failed, but closed and fini. */
+    /* All may be NULL but message. None is called once the call is finished, closed or failed, but
+     * closed and fini. */
     void (*start)(struct pd_call *call);
     void (*message)(struct pd_call *call, grpc_byte_buffer *buffer); /* takes buffer */
     void (*half_close)(struct pd_call *call);
     void (*written)(struct pd_call *call);
     void (*tick)(struct pd_call *call);   /* every PD_RPC_TICK_NS */
     void (*stop)(struct pd_call *call);   /* the server goes down: end soon; NULL: ends by itself */
-    void (*closed)(struct pd_call *call); /* no further message in either direction: let go of what is waited for */
+    void (*closed)(struct pd_call *call); /* no further message in either direction: let go of what
+                                             is waited for */
     void (*fini)(struct pd_call *call);
 };
 
@@ -113,10 +118,12 @@ void pd_rpc_live_add(struct pd_rpc *rpc, int amount);
 bool pd_rpc_is_ready(struct pd_rpc *rpc);
 
 /* ---- methods.c ---- */
-/* The method with this path; an unknown one gives the method that answers UNIMPLEMENTED. Never NULL. */
+/* The method with this path; an unknown one gives the method that answers UNIMPLEMENTED. Never
+ * NULL. */
 const struct pd_method *pd_method_find(const char *path, size_t size);
-extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_job[], pd_methods_admin[],
-    pd_methods_explain[], pd_methods_health[], pd_methods_reflection[]; /* each ends with path NULL */
+extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_job[],
+    pd_methods_admin[], pd_methods_explain[], pd_methods_status[], pd_methods_health[],
+    pd_methods_reflection[]; /* each ends with path NULL */
 
 /* ---- call.c: the owner thread only, but for pd_call_post ---- */
 /* Takes the gRPC call; on failure it is cancelled. */
@@ -126,11 +133,13 @@ static inline void pd_call_ref(struct pd_call *call)
     call->refs++;
 }
 void pd_call_unref(struct pd_call *call);
-/* Any thread: puts `tag` into the call's queue, once. The caller owns a reference that the tag's done hands on or drops. */
+/* Any thread: puts `tag` into the call's queue, once. The caller owns a reference that the tag's
+ * done hands on or drops. */
 void pd_call_post(struct pd_call *call, struct pd_tag *tag);
 /* Posts the next read, unless one is in flight or the call is over. */
 void pd_call_read(struct pd_call *call);
-/* Sends one message and takes `buffer`; none may be in flight. False: the call is over, the buffer is gone. */
+/* Sends one message and takes `buffer`; none may be in flight. False: the call is over, the buffer
+ * is gone. */
 bool pd_call_write(struct pd_call *call, grpc_byte_buffer *buffer);
 bool pd_call_send(struct pd_call *call, const ProtobufCMessage *message);
 /* True where a message may be written now. */
@@ -142,7 +151,8 @@ static inline bool pd_call_is_over(const struct pd_call *call)
 {
     return call->finishing || call->closed;
 }
-/* Ends the call: OK, or a status made from the error. The first status decided stands. Messages already given to write go out first. */
+/* Ends the call: OK, or a status made from the error. The first status decided stands. Messages
+ * already given to write go out first. */
 void pd_call_finish(struct pd_call *call);
 void pd_call_fail(struct pd_call *call, const struct pd_error *error);
 /* As pd_call_fail, with further fields of ErrorDetail; reason and text are taken from the error. */
@@ -158,8 +168,8 @@ void pd_call_reply(struct pd_call *call, const ProtobufCMessage *message);
 /* ---- message.c ---- */
 /* A serialised message as a byte buffer. */
 grpc_byte_buffer *pd_message_pack(const ProtobufCMessage *message);
-/* Decodes a whole message; NULL where it is malformed (or memory is short), and the call has failed with MALFORMED. Takes buffer. Free with
- * protobuf_c_message_free_unpacked. */
+/* Decodes a whole message; NULL where it is malformed (or memory is short), and the call has failed
+ * with MALFORMED. Takes buffer. Free with protobuf_c_message_free_unpacked. */
 ProtobufCMessage *pd_message_unpack(struct pd_call *call, const ProtobufCMessageDescriptor *type,
                                     grpc_byte_buffer *buffer);
 /* The slices of a buffer as pieces that point into it. */
@@ -167,8 +177,9 @@ uint32_t pd_message_piece_count(const grpc_byte_buffer *buffer);
 void pd_message_pieces(const grpc_byte_buffer *buffer, struct pd_piece *pieces);
 
 /* "" means the feed "default". PD_EINVAL BAD_NAME. */
-int pd_name_copy(char to[PD_NAME_MAX + 1], const char *what, const char *from, struct pd_error *error)
-    PD_MUST_CHECK;
-int pd_feed_name_copy(char to[PD_NAME_MAX + 1], const char *from, struct pd_error *error) PD_MUST_CHECK;
+int pd_name_copy(char to[PD_NAME_MAX + 1], const char *what, const char *from,
+                 struct pd_error *error) PD_MUST_CHECK;
+int pd_feed_name_copy(char to[PD_NAME_MAX + 1], const char *from,
+                      struct pd_error *error) PD_MUST_CHECK;
 
 #endif

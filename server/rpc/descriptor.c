@@ -1,6 +1,8 @@
-/* Walks serialised descriptors. descriptor.proto itself is not compiled in: its few fields that matter here are read by number.
+/* Walks serialised descriptors. descriptor.proto itself is not compiled in: its few fields that
+ * matter here are read by number.
  *
- * Place in the flow: under reflection. The bytes come from our own build, and are read as carefully as any others. Pure. */
+ * Place in the flow: under reflection. The bytes come from our own build, and are read as carefully
+ * as any others. Pure. */
 #include "server/rpc/descriptor.h"
 
 #include <stdio.h>
@@ -79,7 +81,8 @@ bool pd_descriptor_file_is(struct pd_descriptor file, const char *name)
     return equals(find(file, FILE_NAME), name);
 }
 
-/* What of `symbol` follows "prefix.", "" where it is the prefix itself, NULL where it does not begin with it. */
+/* What of `symbol` follows "prefix.", "" where it is the prefix itself, NULL where it does not
+ * begin with it. */
 static const char *behind(const char *symbol, struct pd_descriptor prefix)
 {
     if (prefix.size_bytes == 0)
@@ -103,7 +106,8 @@ static bool has_named(struct pd_descriptor in, uint32_t wanted, const char *name
     return false;
 }
 
-/* Numbers of the fields that hold messages, enums and services, in a file or in a message (services: 0). */
+/* Numbers of the fields that hold messages, enums and services, in a file or in a message
+ * (services: 0). */
 struct scope {
     uint32_t message, enumeration, service;
 };
@@ -115,7 +119,8 @@ static bool scope_defines(struct pd_descriptor in, struct scope scope, const cha
     uint32_t field;
 
     while (next_field(&reader, &field, &content)) {
-        if (field != scope.message && field != scope.enumeration && (field != scope.service || field == 0))
+        if (field != scope.message && field != scope.enumeration &&
+            (field != scope.service || field == 0))
             continue;
         if (field == scope.enumeration && has_named(content, ENUM_VALUE, name))
             return true; /* values live in the scope around their enum */
@@ -136,11 +141,13 @@ bool pd_descriptor_defines(struct pd_descriptor file, const char *symbol)
 {
     const char *name = behind(symbol, find(file, FILE_PACKAGE));
 
-    return name && *name != '\0' && scope_defines(file, (struct scope){FILE_MESSAGE, FILE_ENUM, FILE_SERVICE}, name);
+    return name && *name != '\0' &&
+           scope_defines(file, (struct scope){FILE_MESSAGE, FILE_ENUM, FILE_SERVICE}, name);
 }
 
 /* A service's name has the package before it, an import is a name already. */
-static void each_name(struct pd_descriptor file, uint32_t wanted, void (*found)(void *ctx, const char *name), void *ctx)
+static void each_name(struct pd_descriptor file, uint32_t wanted,
+                      void (*found)(void *ctx, const char *name), void *ctx)
 {
     struct pd_reader reader = pd_reader_of(file.data, file.size_bytes);
     struct pd_descriptor content, package = find(file, FILE_PACKAGE);
@@ -161,12 +168,14 @@ static void each_name(struct pd_descriptor file, uint32_t wanted, void (*found)(
     }
 }
 
-void pd_descriptor_imports(struct pd_descriptor file, void (*found)(void *ctx, const char *name), void *ctx)
+void pd_descriptor_imports(struct pd_descriptor file, void (*found)(void *ctx, const char *name),
+                           void *ctx)
 {
     each_name(file, FILE_IMPORT, found, ctx);
 }
 
-void pd_descriptor_services(struct pd_descriptor file, void (*found)(void *ctx, const char *name), void *ctx)
+void pd_descriptor_services(struct pd_descriptor file, void (*found)(void *ctx, const char *name),
+                            void *ctx)
 {
     each_name(file, FILE_SERVICE, found, ctx);
 }

@@ -1,4 +1,5 @@
-/* The descriptors of everything in proto/, embedded at build time, and how to find things in them. Immutable; any thread. */
+/* The descriptors of everything in proto/, embedded at build time, and how to find things in them.
+ * Immutable; any thread. */
 #ifndef PD_SERVER_RPC_DESCRIPTOR_H
 #define PD_SERVER_RPC_DESCRIPTOR_H
 
@@ -23,10 +24,13 @@ struct pd_descriptor {
 /* All files, at most PD_DESCRIPTOR_FILES_MAX; returns how many. */
 size_t pd_descriptor_files(struct pd_descriptor *files);
 bool pd_descriptor_file_is(struct pd_descriptor file, const char *name);
-/* Whether the file defines a service, method, message, field, enum or enum value with this full name. */
+/* Whether the file defines a service, method, message, field, enum or enum value with this full
+ * name. */
 bool pd_descriptor_defines(struct pd_descriptor file, const char *symbol);
 /* Calls found for each import and each service (full name) of the file. */
-void pd_descriptor_imports(struct pd_descriptor file, void (*found)(void *ctx, const char *name), void *ctx);
-void pd_descriptor_services(struct pd_descriptor file, void (*found)(void *ctx, const char *name), void *ctx);
+void pd_descriptor_imports(struct pd_descriptor file, void (*found)(void *ctx, const char *name),
+                           void *ctx);
+void pd_descriptor_services(struct pd_descriptor file, void (*found)(void *ctx, const char *name),
+                            void *ctx);
 
 #endif

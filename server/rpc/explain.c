@@ -1,9 +1,9 @@
-/* The Admin calls that look: Status and Explain.
+/* Admin.Explain: the packs of one step, or why it is not there.
  *
- * Place in the flow: Status is the sequencer's copy of what it owns, with serve's and the rpc side's counters; Explain adds the packs of one step, read from the
- * log in a short read transaction on the rpc thread. Owning thread: the call's. Nothing here changes anything. */
+ * Place in the flow: packs are read from the log in a short read transaction on the rpc thread,
+ * through a reader that the thread keeps. Owning thread: the call's. An answer is made in one arena
+ * and freed when it is serialised. Nothing here changes anything. */
 #include "server/rpc/arena.h"
-#include "server/rpc/job_spec.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/waiting.h"
 
@@ -11,257 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define STREAMS_MAX 1000
 #define EXPLAIN_SAMPLES_MAX 20000 /* of one answer: about 1 MiB */
-
-/* ---- Status ---- */
-
-/* One answer in the making. */
-struct report {
-    struct pd_arena arena;
-    struct pd_rpc *rpc;
-    const Packd__V1__StatusRequest *wire;
-};
-
-static Packd__V1__ServedPositions *served_of(struct report *report, uint32_t feed_index)
-{
-    Packd__V1__ServedPositions *served = pd_arena_take(&report->arena, sizeof(*served));
-    struct pd_served_totals totals;
-
-    packd__v1__served_positions__init(served);
-    pd_serve_totals(report->rpc->options.serve, feed_index, &totals);
-    served->real = totals.real_tokens;
-    served->tail = totals.tail_tokens;
-    served->gap = totals.gap_tokens;
-    served->row_padding = totals.row_padding_tokens;
-    return served;
-}
-
-static void fill_job(struct report *report, Packd__V1__JobStatus *out, const struct pd_feed_status *feed,
-                     const struct pd_job_status *job, const struct pd_feed_config *config)
-{
-    uint64_t packs = feed->packs_planned > job->first_pack ? feed->packs_planned - job->first_pack : 0;
-    uint64_t step_packs = job->spec.step_packs;
-    uint64_t planned = step_packs ? packs / step_packs : 0;
-
-    if (feed->ended && step_packs && config->last_step == PD_LAST_STEP_PAD)
-        planned = (packs + step_packs - 1) / step_packs;
-    packd__v1__job_status__init(out);
-    out->spec = pd_arena_take(&report->arena, sizeof(*out->spec));
-    pd_job_spec_fill(out->spec, &job->spec, config);
-    out->name = (char *)job->name;
-    out->generation = job->generation;
-    out->planned_step = (int64_t)planned - 1;
-    out->delivered_step = (int64_t)job->delivered - 1;
-    out->committed_step = (int64_t)job->committed - 1;
-    out->lag_steps = planned > job->delivered ? planned - job->delivered : 0;
-    out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
-    out->started = step_packs != 0;
-}
-
-static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out, const struct pd_feed_status *feed,
-                      const struct pd_feed_config *config)
-{
-    out->jobs = pd_arena_take(&report->arena, (feed->job_count + 1) * sizeof(*out->jobs));
-    for (uint32_t i = 0; i < feed->job_count; i++) {
-        if (report->wire->job[0] && strcmp(report->wire->job, feed->jobs[i].name) != 0)
-            continue;
-        Packd__V1__JobStatus *job = pd_arena_take(&report->arena, sizeof(*job));
-        fill_job(report, job, feed, &feed->jobs[i], config);
-        out->jobs[out->n_jobs++] = job;
-    }
-}
-
-static int by_name(const void *a, const void *b)
-{
-    const struct pd_stream_status *const *left = a, *const *right = b;
-
-    return strcmp((*left)->name, (*right)->name);
-}
-
-static void fill_stream(Packd__V1__StreamStatus *out, const struct pd_stream_status *stream)
-{
-    packd__v1__stream_status__init(out);
-    out->name = (char *)stream->name;
-    out->source = (char *)stream->source;
-    out->next_seq = stream->next_seq;
-    out->ended = stream->ended;
-    out->connected = stream->connected;
-    out->content_id = (char *)stream->content_id;
-}
-
-/* A page of streams in the order of their names. */
-static void fill_streams(struct report *report, Packd__V1__FeedStatus *out, const struct pd_feed_status *feed)
-{
-    uint32_t limit = report->wire->max_streams;
-    const struct pd_stream_status **sorted =
-        pd_arena_take(&report->arena, (feed->stream_count + 1) * sizeof(const struct pd_stream_status *));
-
-    limit = limit == 0 || limit > STREAMS_MAX ? STREAMS_MAX : limit;
-    out->streams = pd_arena_take(&report->arena, (limit + 1) * sizeof(*out->streams));
-    for (uint32_t i = 0; i < feed->stream_count; i++)
-        sorted[i] = &feed->streams[i];
-    qsort(sorted, feed->stream_count, sizeof(*sorted), by_name);
-    for (uint32_t i = 0; i < feed->stream_count; i++) {
-        if (strcmp(sorted[i]->name, report->wire->streams_after) <= 0)
-            continue;
-        if (out->n_streams == limit) {
-            out->streams_more = true;
-            return;
-        }
-        Packd__V1__StreamStatus *stream = pd_arena_take(&report->arena, sizeof(*stream));
-        fill_stream(stream, sorted[i]);
-        out->streams[out->n_streams++] = stream;
-    }
-}
-
-static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out, const struct pd_feed_status *feed)
-{
-    Packd__V1__IngestCounters *ingest = pd_arena_take(&report->arena, sizeof(*ingest));
-
-    packd__v1__ingest_counters__init(ingest);
-    for (uint32_t i = 0; i < feed->stream_count; i++) {
-        const struct pd_stream_status *stream = &feed->streams[i];
-        ingest->samples += stream->samples;
-        ingest->tokens += stream->tokens;
-        ingest->bytes += stream->bytes;
-        ingest->duplicates += stream->duplicates;
-        out->streams_ended += stream->ended;
-    }
-    ingest->cut = feed->planner.truncated_samples;
-    ingest->split = feed->planner.split_samples;
-    ingest->skipped = feed->planner.skipped_samples;
-    out->ingest = ingest;
-}
-
-/* What planning waits for, by the first job's next step where there is one. */
-static void fill_waiting(struct report *report, Packd__V1__FeedStatus *out, const struct pd_feed_status *feed)
-{
-    if (!feed->waiting || feed->ended)
-        return;
-    struct pd_waiting *waiting = pd_arena_take(&report->arena, sizeof(*waiting));
-    struct pd_wait_info info = {.since_ns = feed->waiting_since_ns, .samples_needed = feed->want.samples_needed};
-    info.reason = feed->stream_count == 0                     ? PD_WAIT_NO_STREAMS
-                  : out->streams_ended == feed->stream_count ? PD_WAIT_ALL_STREAMS_ENDED
-                                                              : PD_WAIT_SAMPLES;
-    pd_waiting_make(waiting, &info, 0, report->rpc->incarnation);
-    out->waiting = &waiting->message;
-}
-
-static void fill_feed(struct report *report, Packd__V1__FeedStatus *out, const struct pd_feed_status *feed)
-{
-    uint32_t index = 0;
-    const struct pd_feed_config *config = pd_config_feed(report->rpc->options.config, feed->name, &index);
-
-    packd__v1__feed_status__init(out);
-    out->name = (char *)feed->name;
-    out->plan_digest = feed->plan_digest;
-    out->planned_packs = feed->packs_planned;
-    out->horizon_pack = feed->horizon_packs;
-    out->window_samples = feed->planner.window_samples;
-    out->window_tokens = feed->planner.window_tokens;
-    out->streams_total = feed->stream_count;
-    out->end_requested = feed->end_declared;
-    out->ended = feed->ended;
-    out->packed_samples = feed->planner.samples;
-    out->packed_tokens = feed->planner.real_tokens;
-    fill_ingest(report, out, feed);
-    fill_waiting(report, out, feed);
-    if (report->wire->streams)
-        fill_streams(report, out, feed);
-    if (!config)
-        return;
-    out->config_digest = pd_feed_config_digest(config);
-    out->served = served_of(report, index);
-    fill_jobs(report, out, feed, config);
-}
-
-static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
-{
-    struct pd_rpc *rpc = report->rpc;
-    bool ready = pd_rpc_is_ready(rpc);
-
-    out->server_version = (char *)rpc->options.version;
-    out->log_id = (char *)pd_log_id(rpc->options.log);
-    out->incarnation = rpc->incarnation;
-    out->ready = ready;
-    out->state = atomic_load(&rpc->stopping)   ? PACKD__V1__SERVER_STATE__STATE_STOPPING
-                 : atomic_load(&rpc->draining) ? PACKD__V1__SERVER_STATE__STATE_DRAINING
-                 : ready                       ? PACKD__V1__SERVER_STATE__STATE_SERVING
-                                               : PACKD__V1__SERVER_STATE__STATE_STARTING;
-    out->not_ready = ready ? (char *)"" : atomic_load(&rpc->draining) ? (char *)"draining" : (char *)"starting";
-    out->started_unix_ms = rpc->started_wall_ns / 1000000u;
-    out->now_unix_ms = pd_clock_wall_ns() / 1000000u;
-    out->durability = rpc->options.config->durability == PD_DURABILITY_FSYNC ? PACKD__V1__DURABILITY__DURABILITY_FSYNC
-                                                                             : PACKD__V1__DURABILITY__DURABILITY_PROCESS;
-    out->planner_version = PD_PLANNER_VERSION;
-    out->push_calls = atomic_load(&rpc->push_calls);
-    out->fetch_calls = atomic_load(&rpc->fetch_calls);
-}
-
-static void fill_resources(struct report *report, Packd__V1__StatusResponse *out)
-{
-    const struct pd_rpc_options *options = &report->rpc->options;
-    struct pd_serve_gauges gauges;
-
-    pd_serve_gauges(options->serve, &gauges);
-    out->log = pd_arena_take(&report->arena, sizeof(*out->log));
-    packd__v1__log_status__init(out->log);
-    out->log->bytes = pd_log_used_bytes(options->log);
-    out->log->max_bytes = options->config->log_max_bytes;
-    out->memory = pd_arena_take(&report->arena, sizeof(*out->memory));
-    packd__v1__memory_status__init(out->memory);
-    out->memory->batches_bytes = gauges.ready_bytes;
-    out->memory->batches_max_bytes = gauges.ready_bytes_max;
-    out->memory->ingest_bytes = pd_credit_reserved_bytes(&report->rpc->credit);
-    out->memory->ingest_max_bytes = report->rpc->credit.max_bytes;
-    out->validator = pd_arena_take(&report->arena, sizeof(*out->validator));
-    packd__v1__validator_status__init(out->validator);
-    out->validator->fraction = options->config->validate_fraction;
-    out->validator->structural = gauges.built_total;
-    out->validator->violations = gauges.violations_total;
-}
-
-static void answer_status(struct pd_call *call, const struct pd_request_status *status)
-{
-    Packd__V1__StatusResponse response = PACKD__V1__STATUS_RESPONSE__INIT;
-    struct report report = {.rpc = call->thread->rpc, .wire = (const void *)pd_unary_of(call)->request};
-
-    fill_server(&report, &response);
-    fill_resources(&report, &response);
-    response.feeds = pd_arena_take(&report.arena, (status->feed_count + 1) * sizeof(*response.feeds));
-    for (uint32_t i = 0; i < status->feed_count; i++) {
-        if (report.wire->feed[0] && strcmp(report.wire->feed, status->feeds[i].name) != 0)
-            continue;
-        Packd__V1__FeedStatus *feed = pd_arena_take(&report.arena, sizeof(*feed));
-        fill_feed(&report, feed, &status->feeds[i]);
-        response.feeds[response.n_feeds++] = feed;
-    }
-    if (report.wire->feed[0] && response.n_feeds == 0)
-        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %.64s", report.wire->feed);
-    else
-        pd_call_reply(call, &response.base);
-    pd_arena_fini(&report.arena);
-}
-
-static void on_status(struct pd_ask *ask)
-{
-    if (!pd_unary_answered(ask))
-        return;
-    answer_status(ask->call, &ask->of.status);
-    pd_ask_free(ask);
-}
-
-static void status(struct pd_call *call, grpc_byte_buffer *buffer)
-{
-    if (!pd_unary_decode(call, &packd__v1__status_request__descriptor, buffer))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_STATUS, on_status);
-    if (ask)
-        pd_unary_submit(ask);
-}
-
-/* ---- Explain ---- */
 
 struct explanation {
     struct pd_arena arena;
@@ -276,7 +26,8 @@ struct explanation {
 };
 
 /* The index of a stream's name in the table, added where it is new. */
-static int name_of(struct explanation *of, bool source, uint32_t number, char ***names, size_t *count, uint32_t *numbers)
+static int name_of(struct explanation *of, bool source, uint32_t number, char ***names,
+                   size_t *count, uint32_t *numbers)
 {
     for (size_t i = 0; i < *count; i++)
         if (numbers[i] == number)
@@ -296,13 +47,14 @@ static Packd__V1__SampleTable *samples_of(struct explanation *of, const struct p
     struct pd_arena *arena = &of->arena;
     size_t n = pack->segment_count;
     Packd__V1__SampleTable *table = pd_arena_take(arena, sizeof(*table));
-    uint32_t *streams = pd_arena_take(arena, (n + 1) * 4), *sources = pd_arena_take(arena, (n + 1) * 4);
+    uint32_t *streams = pd_arena_take(arena, (n + 1) * 4),
+             *sources = pd_arena_take(arena, (n + 1) * 4);
 
     packd__v1__sample_table__init(table);
     table->streams = pd_arena_take(arena, (n + 1) * sizeof(char *));
     table->sources = pd_arena_take(arena, (n + 1) * sizeof(char *));
-    table->n_stream = table->n_source = table->n_seq = table->n_part = table->n_epoch = table->n_offset = table->n_length =
-        table->n_loss_tokens = n;
+    table->n_stream = table->n_source = table->n_seq = table->n_part = table->n_epoch =
+        table->n_offset = table->n_length = table->n_loss_tokens = n;
     table->stream = pd_arena_take(arena, n * 4 + 4);
     table->source = pd_arena_take(arena, n * 4 + 4);
     table->seq = pd_arena_take(arena, n * 8 + 8);
@@ -313,8 +65,10 @@ static Packd__V1__SampleTable *samples_of(struct explanation *of, const struct p
     table->loss_tokens = pd_arena_take(arena, n * 4 + 4);
     for (size_t i = 0; i < n; i++) {
         const struct pd_segment *segment = &pack->segments[i];
-        table->stream[i] = (uint32_t)name_of(of, false, segment->stream, &table->streams, &table->n_streams, streams);
-        table->source[i] = (uint32_t)name_of(of, true, segment->source, &table->sources, &table->n_sources, sources);
+        table->stream[i] = (uint32_t)name_of(of, false, segment->stream, &table->streams,
+                                             &table->n_streams, streams);
+        table->source[i] = (uint32_t)name_of(of, true, segment->source, &table->sources,
+                                             &table->n_sources, sources);
         table->seq[i] = segment->seq;
         table->part[i] = segment->part;
         table->epoch[i] = segment->pass;
@@ -325,7 +79,8 @@ static Packd__V1__SampleTable *samples_of(struct explanation *of, const struct p
     return table;
 }
 
-static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t entry, const struct pd_pack *pack)
+static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t entry,
+                                            const struct pd_pack *pack)
 {
     const struct pd_job_spec *spec = &of->job->spec;
     Packd__V1__ExplainPack *out = pd_arena_take(&of->arena, sizeof(*out));
@@ -361,15 +116,18 @@ static int explain_packs(struct explanation *of, uint64_t first_pack, uint32_t p
     struct pd_pack pack = {0};
     int rc = 0;
 
-    of->response.packs = pd_arena_take(&of->arena, ((size_t)step_packs + 1) * sizeof(*of->response.packs));
+    of->response.packs =
+        pd_arena_take(&of->arena, ((size_t)step_packs + 1) * sizeof(*of->response.packs));
     of->response.packs_total = step_packs;
     for (uint32_t entry = of->wire->first_entry;
-         entry < step_packs && of->response.n_packs < limit && of->samples < EXPLAIN_SAMPLES_MAX; entry++) {
+         entry < step_packs && of->response.n_packs < limit && of->samples < EXPLAIN_SAMPLES_MAX;
+         entry++) {
         if (entry < pack_count)
             rc = pd_log_read_pack(of->reader, of->feed_index, first_pack + entry, &pack);
         if (rc != 0)
             break;
-        of->response.packs[of->response.n_packs++] = explain_pack(of, entry, entry < pack_count ? &pack : NULL);
+        of->response.packs[of->response.n_packs++] =
+            explain_pack(of, entry, entry < pack_count ? &pack : NULL);
     }
     pd_pack_fini(&pack);
     return rc;
@@ -386,7 +144,8 @@ static void explain_facts(struct explanation *of, uint64_t last_pack)
     of->response.planner_version = facts.planner_version;
 }
 
-static int explain_planned(struct pd_call *call, struct explanation *of, uint64_t first_pack, uint32_t pack_count)
+static int explain_planned(struct pd_call *call, struct explanation *of, uint64_t first_pack,
+                           uint32_t pack_count)
 {
     struct pd_rpc_thread *thread = call->thread;
     uint64_t step = of->wire->step;
@@ -414,8 +173,10 @@ static void explain_absent(struct explanation *of, int rc, const struct pd_error
     of->response.text = (char *)error->text;
     if (rc == PD_EAGAIN) {
         struct pd_waiting *waiting = pd_arena_take(&of->arena, sizeof(*waiting));
-        struct pd_batch_key key = {.feed_index = of->feed_index, .job_id = of->job->job_id,
-                                   .generation = of->job->generation, .step = of->wire->step};
+        struct pd_batch_key key = {.feed_index = of->feed_index,
+                                   .job_id = of->job->job_id,
+                                   .generation = of->job->generation,
+                                   .step = of->wire->step};
         struct pd_wait_info info = {0};
         pd_serve_wait_info(of->rpc->options.serve, &key, &info);
         pd_waiting_make(waiting, &info, 0, of->rpc->incarnation);
@@ -423,8 +184,9 @@ static void explain_absent(struct explanation *of, int rc, const struct pd_error
         of->response.waiting = &waiting->message;
         return;
     }
-    of->response.state = strcmp(error->reason, "STEP_TRIMMED") == 0 ? PACKD__V1__STEP_STATE__STEP_TRIMMED
-                                                                    : PACKD__V1__STEP_STATE__STEP_NEVER;
+    of->response.state = strcmp(error->reason, "STEP_TRIMMED") == 0
+                             ? PACKD__V1__STEP_STATE__STEP_TRIMMED
+                             : PACKD__V1__STEP_STATE__STEP_NEVER;
 }
 
 static void answer_explain(struct pd_call *call, struct explanation *of)
@@ -434,8 +196,8 @@ static void answer_explain(struct pd_call *call, struct explanation *of)
     uint32_t pack_count = 0;
 
     packd__v1__explain_response__init(&of->response);
-    int rc = pd_serve_step_packs(of->rpc->options.serve, of->feed_index, of->job->job_id, of->wire->step, &first_pack,
-                                 &pack_count, &error);
+    int rc = pd_serve_step_packs(of->rpc->options.serve, of->feed_index, of->job->job_id,
+                                 of->wire->step, &first_pack, &pack_count, &error);
     if (rc == PD_ENOTFOUND) {
         pd_call_fail(call, &error);
         return;
@@ -443,7 +205,9 @@ static void answer_explain(struct pd_call *call, struct explanation *of)
     if (rc != 0)
         explain_absent(of, rc, &error);
     else if ((rc = explain_planned(call, of, first_pack, pack_count)) != 0) {
-        (void)pd_call_fail_with(call, rc, "CHECKSUM", "the packs of step %" PRIu64 " cannot be read from the log: %s", of->wire->step, pd_err_text(rc));
+        (void)pd_call_fail_with(call, rc, "CHECKSUM",
+                                "the packs of step %" PRIu64 " cannot be read from the log: %s",
+                                of->wire->step, pd_err_text(rc));
         return;
     }
     pd_call_reply(call, &of->response.base);
@@ -461,9 +225,11 @@ static void on_explain_facts(struct pd_ask *ask)
     of.job = pd_status_job(feed, unary->job);
     of.feed = pd_config_feed(of.rpc->options.config, unary->feed, &of.feed_index);
     if (!feed || !of.feed)
-        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s", unary->feed);
+        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s",
+                                unary->feed);
     else if (!of.job || of.job->spec.step_packs == 0)
-        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_JOB", "feed %s has no job %s that was opened", unary->feed, unary->job);
+        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_JOB",
+                                "feed %s has no job %s that was opened", unary->feed, unary->job);
     else
         answer_explain(call, &of);
     pd_arena_fini(&of.arena);
@@ -483,7 +249,6 @@ static void explain(struct pd_call *call, grpc_byte_buffer *buffer)
 }
 
 const struct pd_method pd_methods_explain[] = {
-    PD_UNARY("/packd.v1.Admin/Status", status),
     PD_UNARY("/packd.v1.Admin/Explain", explain),
     {0},
 };

@@ -1,11 +1,13 @@
 /* Feed.Fetch: batches of one dp_rank, in (step, micro) order, as credit allows.
  *
- *   FetchOpen ──> look the job up ──> [get ──> BatchBegin, chunks ──> delivered, next]* ──> EndOfFeed, OK
+ *   FetchOpen ──> look the job up ──> [get ──> BatchBegin, chunks ──> delivered]* ──> EndOfFeed, OK
  *                                       └── not ready: Waiting now, at each change and every 2 s
  *
- * Place in the flow: between the clients and serve. Owning thread: the call's. Invariant: the messages of a batch are not interleaved with others; a batch counts as
- * delivered when the write of its last piece has completed, not before. Payload and header are sent from the batch's memory: each slice holds a
- * reference to the batch and drops it on whatever thread gRPC lets go of it. It builds nothing and decides no order. */
+ * Place in the flow: between the clients and serve. Owning thread: the call's. Invariant: the
+ * messages of a batch are not interleaved with others; a batch counts as delivered when the write
+ * of its last piece has completed, not before. Payload and header are sent from the batch's memory:
+ * each slice holds a reference to the batch and drops it on whatever thread gRPC lets go of it. It
+ * builds nothing and decides no order. */
 #include "server/rpc/ask.h"
 #include "server/rpc/waiting.h"
 
@@ -92,7 +94,8 @@ static uint8_t *put_varint(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* FetchResponse{outer: Message{inner: data}} and `rest` bytes of further fields behind data: everything before data. */
+/* FetchResponse{outer: Message{inner: data}} and `rest` bytes of further fields behind data:
+ * everything before data. */
 static grpc_slice framing(uint8_t outer, uint8_t inner, size_t data, size_t rest)
 {
     uint8_t bytes[PREFIX_BYTES_MAX], *at = bytes;
@@ -117,7 +120,8 @@ static void write_slices(struct fetch *fetch, grpc_slice *slices, size_t count)
 static size_t send_piece(struct fetch *fetch, uint8_t outer, const uint8_t *data, uint64_t left)
 {
     size_t size = left < PD_RPC_CHUNK_BYTES_MAX ? (size_t)left : PD_RPC_CHUNK_BYTES_MAX;
-    grpc_slice slices[2] = {framing(outer, TAG_DATA, size, 0), batch_slice(fetch->batch, data, size)};
+    grpc_slice slices[2] = {framing(outer, TAG_DATA, size, 0),
+                            batch_slice(fetch->batch, data, size)};
 
     write_slices(fetch, slices, 2);
     return size;
@@ -131,7 +135,8 @@ static void fill_delivery(const struct fetch *fetch, Packd__V1__Delivery *delive
     delivery->log_id = (char *)pd_log_id(rpc->options.log);
     delivery->incarnation = rpc->incarnation;
     delivery->generation = batch->key.generation;
-    delivery->verdict = batch->probed ? PACKD__V1__VERDICT__VERDICT_PROBED : PACKD__V1__VERDICT__VERDICT_STRUCTURAL;
+    delivery->verdict =
+        batch->probed ? PACKD__V1__VERDICT__VERDICT_PROBED : PACKD__V1__VERDICT__VERDICT_STRUCTURAL;
     delivery->backend = batch->validator[0] ? (char *)batch->validator : (char *)"none";
     delivery->built_unix_ms = batch->built_unix_ns / 1000000u;
     delivery->validated_unix_ms = delivery->built_unix_ms;
@@ -140,13 +145,15 @@ static void fill_delivery(const struct fetch *fetch, Packd__V1__Delivery *delive
     delivery->server_version = (char *)rpc->options.version;
 }
 
-/* BatchBegin: the header (or its first piece) from the batch's memory, and the fields behind it packed by protobuf-c. */
+/* BatchBegin: the header (or its first piece) from the batch's memory, and the fields behind it
+ * packed by protobuf-c. */
 static void send_begin(struct fetch *fetch)
 {
     Packd__V1__BatchBegin begin = PACKD__V1__BATCH_BEGIN__INIT;
     Packd__V1__Delivery delivery = PACKD__V1__DELIVERY__INIT;
     struct pd_ready_batch *batch = fetch->batch;
-    size_t first = batch->header_bytes < PD_RPC_CHUNK_BYTES_MAX ? batch->header_bytes : PD_RPC_CHUNK_BYTES_MAX;
+    size_t first =
+        batch->header_bytes < PD_RPC_CHUNK_BYTES_MAX ? batch->header_bytes : PD_RPC_CHUNK_BYTES_MAX;
 
     fill_delivery(fetch, &delivery);
     begin.delivery = &delivery;
@@ -255,7 +262,8 @@ static uint64_t core_bytes(const struct pd_ready_batch *batch)
 
     while (pd_reader_left(&reader) > 0 && !reader.failed) {
         uint64_t tag = pd_reader_varint(&reader);
-        uint64_t value = tag % 8 == 1 || tag % 8 == 5 ? (tag % 8 == 1 ? 8 : 4) : pd_reader_varint(&reader);
+        uint64_t value =
+            tag % 8 == 1 || tag % 8 == 5 ? (tag % 8 == 1 ? 8 : 4) : pd_reader_varint(&reader);
         if (tag == CORE_BYTES_FIELD << 3 && value > 0 && value <= batch->batch.payload_bytes)
             return value;
         if (tag % 8 != 0)
@@ -343,7 +351,8 @@ static void fail_get(struct fetch *fetch, int rc, const struct pd_error *error)
         pd_call_fail(&fetch->call, error);
     else
         (void)pd_call_fail_with(&fetch->call, rc, rc == PD_EFENCED ? "FENCED" : "INTERNAL",
-                                "step %" PRIu64 " of job %s: %s", fetch->key.step, fetch->job, pd_err_text(rc));
+                                "step %" PRIu64 " of job %s: %s", fetch->key.step, fetch->job,
+                                pd_err_text(rc));
 }
 
 static void get(struct fetch *fetch)
@@ -414,13 +423,15 @@ static void on_end_facts(struct pd_ask *ask)
     struct fetch *fetch = fetch_of(ask->call);
     Packd__V1__FetchResponse response = PACKD__V1__FETCH_RESPONSE__INIT;
     Packd__V1__EndOfFeed end = PACKD__V1__END_OF_FEED__INIT;
-    const struct pd_feed_status *feed = ask->of.base.result == 0 ? pd_status_feed(&ask->of.status, fetch->feed) : NULL;
+    const struct pd_feed_status *feed =
+        ask->of.base.result == 0 ? pd_status_feed(&ask->of.status, fetch->feed) : NULL;
     const struct pd_job_status *job = pd_status_job(feed, fetch->job);
 
     end.last_step = (int64_t)fetch->end_step - 1;
     if (feed && job) {
         uint64_t served = fetch->end_step * job->spec.step_packs;
-        uint64_t packs = feed->packs_planned > job->first_pack ? feed->packs_planned - job->first_pack : 0;
+        uint64_t packs =
+            feed->packs_planned > job->first_pack ? feed->packs_planned - job->first_pack : 0;
         end.packs = feed->packs_planned;
         end.samples = feed->planner.samples;
         end.row_padding_packs = served > packs ? served - packs : 0;
@@ -443,17 +454,19 @@ static int check_open(const struct fetch *fetch, const struct pd_feed_status *fe
     const Packd__V1__FetchOpen *open = fetch->open;
 
     if (!feed)
-        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s", fetch->feed);
+        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s",
+                            fetch->feed);
     if (!job || job->spec.dp_size == 0)
-        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "feed %s has no job %s: call OpenJob first", fetch->feed, fetch->job);
+        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB",
+                            "feed %s has no job %s: call OpenJob first", fetch->feed, fetch->job);
     if (open->generation != job->generation)
         return pd_error_set(error, PD_EFENCED, "FENCED",
                             "job %s is at generation %" PRIu64 ", this call at %" PRIu64
                             ": call OpenJob again, with the same world_token",
                             fetch->job, job->generation, open->generation);
     if (open->dp_rank >= job->spec.dp_size)
-        return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; job %s has dp_size %u", open->dp_rank,
-                            fetch->job, job->spec.dp_size);
+        return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; job %s has dp_size %u",
+                            open->dp_rank, fetch->job, job->spec.dp_size);
     if (open->first_micro >= job->spec.accum)
         return pd_error_set(error, PD_EMISMATCH, "MICRO", "first_micro %u; job %s has accum %u",
                             open->first_micro, fetch->job, job->spec.accum);
@@ -470,14 +483,16 @@ static void on_looked_up(struct pd_ask *ask)
         pd_ask_free(ask);
         return;
     }
-    const struct pd_feed_status *feed = ask->of.base.result == 0 ? pd_status_feed(&ask->of.status, fetch->feed) : NULL;
+    const struct pd_feed_status *feed =
+        ask->of.base.result == 0 ? pd_status_feed(&ask->of.status, fetch->feed) : NULL;
     const struct pd_job_status *job = pd_status_job(feed, fetch->job);
     if (ask->of.base.result != 0) {
         pd_call_fail(call, &ask->of.base.error);
     } else if (check_open(fetch, feed, job, &error) != 0) {
         pd_call_fail(call, &error);
     } else {
-        (void)pd_config_feed(call->thread->rpc->options.config, fetch->feed, &fetch->key.feed_index);
+        (void)pd_config_feed(call->thread->rpc->options.config, fetch->feed,
+                             &fetch->key.feed_index);
         fetch->key.job_id = job->job_id;
         fetch->accum = job->spec.accum;
         fetch->state = STREAMING;
@@ -506,12 +521,15 @@ static void take_open(struct fetch *fetch, Packd__V1__FetchOpen *open)
     fetch->last_step = open->last_step;
     fetch->credit_batches = open->credit_batches;
     if (open->log_id[0] && strcmp(open->log_id, pd_log_id(call->thread->rpc->options.log)) != 0) {
-        (void)pd_call_fail_with(call, PD_EMISMATCH, "LOG_ID", "this server's log is %s, the call is for %s",
+        (void)pd_call_fail_with(call, PD_EMISMATCH, "LOG_ID",
+                                "this server's log is %s, the call is for %s",
                                 pd_log_id(call->thread->rpc->options.log), open->log_id);
         return;
     }
-    if (open->credit_batches == 0 || (fetch->has_last_step && fetch->last_step < open->first_step)) {
-        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE", "credit_batches is at least 1, last_step at least first_step");
+    if (open->credit_batches == 0 ||
+        (fetch->has_last_step && fetch->last_step < open->first_step)) {
+        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE",
+                                "credit_batches is at least 1, last_step at least first_step");
         return;
     }
     struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_STATUS, on_looked_up);
@@ -541,12 +559,14 @@ static void message(struct pd_call *call, grpc_byte_buffer *buffer)
         request->what_case = PACKD__V1__FETCH_REQUEST__WHAT__NOT_SET;
         request->open = NULL;
         take_open(fetch, open);
-    } else if (fetch->state != AWAIT_OPEN && request->what_case == PACKD__V1__FETCH_REQUEST__WHAT_CREDIT) {
+    } else if (fetch->state != AWAIT_OPEN &&
+               request->what_case == PACKD__V1__FETCH_REQUEST__WHAT_CREDIT) {
         fetch->credit_batches += request->credit->batches;
         advance(fetch);
     } else {
-        (void)pd_call_fail_with(call, PD_EINVAL, "OPEN_EXPECTED",
-                                "the first message of Fetch is FetchOpen, all others are FetchCredit");
+        (void)pd_call_fail_with(
+            call, PD_EINVAL, "OPEN_EXPECTED",
+            "the first message of Fetch is FetchOpen, all others are FetchCredit");
     }
     packd__v1__fetch_request__free_unpacked(request, NULL);
 }

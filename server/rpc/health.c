@@ -1,7 +1,9 @@
 /* grpc.health.v1.Health: Check and Watch.
  *
- * Place in the flow: load balancers and probes ask here. Owning thread: the call's. The whole server ("") and every packd service are SERVING while packd is ready;
- * health and reflection themselves as long as they answer. A change reaches watchers at the next tick, at most 100 ms later. */
+ * Place in the flow: load balancers and probes ask here. Owning thread: the call's. The whole
+ * server ("") and every packd service are SERVING while packd is ready; health and reflection
+ * themselves as long as they answer. A change reaches watchers at the next tick, at most 100 ms
+ * later. */
 #include "proto/health.pb-c.h"
 #include "server/rpc/unary.h"
 
@@ -23,7 +25,8 @@ struct watch {
 static serving_status status_of_service(struct pd_rpc *rpc, const char *service)
 {
     static const char *const packd[] = {"", "packd.v1.Ingest", "packd.v1.Feed", "packd.v1.Admin"};
-    static const char *const always[] = {"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+    static const char *const always[] = {"grpc.health.v1.Health",
+                                         "grpc.reflection.v1.ServerReflection",
                                          "grpc.reflection.v1alpha.ServerReflection"};
 
     for (size_t i = 0; i < PD_COUNT_OF(packd); i++)
@@ -44,7 +47,8 @@ static void check(struct pd_call *call, grpc_byte_buffer *buffer)
     const Grpc__Health__V1__HealthCheckRequest *request = (const void *)pd_unary_of(call)->request;
     response.status = status_of_service(call->thread->rpc, request->service);
     if (response.status == SERVICE_UNKNOWN)
-        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_SERVICE", "there is no service %.200s", request->service);
+        (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_SERVICE", "there is no service %.200s",
+                                request->service);
     else
         pd_call_reply(call, &response.base);
 }
@@ -73,7 +77,8 @@ static void watch_message(struct pd_call *call, grpc_byte_buffer *buffer)
 {
     struct watch *watch = watch_of(call);
 
-    watch->request = (void *)pd_message_unpack(call, &grpc__health__v1__health_check_request__descriptor, buffer);
+    watch->request = (void *)pd_message_unpack(
+        call, &grpc__health__v1__health_check_request__descriptor, buffer);
     watch_tell(call);
 }
 

@@ -1,7 +1,8 @@
 /* Feed.OpenJob and Feed.Commit.
  *
- * Place in the flow: between the trainers and the sequencer, which decides. Owning thread: the call's. What a spec must agree with is checked here only where the
- * sequencer does not know it: the caller's rank, the feed's label convention. */
+ * Place in the flow: between the trainers and the sequencer, which decides. Owning thread: the
+ * call's. What a spec must agree with is checked here only where the sequencer does not know it:
+ * the caller's rank, the feed's label convention. */
 #include "server/rpc/job_spec.h"
 #include "server/rpc/unary.h"
 
@@ -21,7 +22,8 @@ static const char *width_of(enum pd_width width)
     return width == PD_WIDTH_STEP ? "step" : width == PD_WIDTH_BATCH ? "batch" : "fixed";
 }
 
-void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec, const struct pd_feed_config *feed)
+void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
+                      const struct pd_feed_config *feed)
 {
     const struct pd_layout_rules *layout = &feed->layout;
 
@@ -30,7 +32,8 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec, c
     out->dp_size = spec->dp_size;
     out->rows = spec->rows;
     out->accum = spec->accum;
-    out->kind = spec->kind == PD_JOB_READER ? PACKD__V1__JOB_KIND__JOB_READER : PACKD__V1__JOB_KIND__JOB_TRAINER;
+    out->kind = spec->kind == PD_JOB_READER ? PACKD__V1__JOB_KIND__JOB_READER
+                                            : PACKD__V1__JOB_KIND__JOB_TRAINER;
     out->segment_multiple = spec->segment_multiple;
     out->seq_len = layout->seq_len;
     out->width = (char *)width_of(layout->width);
@@ -38,8 +41,9 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec, c
     out->widths = (uint32_t *)layout->widths;
     out->pad_id = layout->pad_id;
     out->labels = labels_of(layout->labels);
-    out->loss_weight = layout->loss == PD_LOSS_SAMPLE ? PACKD__V1__LOSS_WEIGHT_POLICY__LOSS_WEIGHT_SAMPLE
-                                                      : PACKD__V1__LOSS_WEIGHT_POLICY__LOSS_WEIGHT_TOKEN;
+    out->loss_weight = layout->loss == PD_LOSS_SAMPLE
+                           ? PACKD__V1__LOSS_WEIGHT_POLICY__LOSS_WEIGHT_SAMPLE
+                           : PACKD__V1__LOSS_WEIGHT_POLICY__LOSS_WEIGHT_TOKEN;
     out->seg_align = layout->seg_align;
     out->total_align = layout->total_align;
     out->pad_segment = layout->pad_segment;
@@ -52,17 +56,24 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec, c
 
 /* ---- OpenJob ---- */
 
-static int check_shape(const Packd__V1__OpenJobRequest *wire, struct pd_job_spec *spec, struct pd_error *error)
+static int check_shape(const Packd__V1__OpenJobRequest *wire, struct pd_job_spec *spec,
+                       struct pd_error *error)
 {
     uint64_t accum = wire->accum ? wire->accum : 1;
     uint64_t packs;
 
     if (wire->dp_size == 0 || wire->rows == 0)
-        return pd_error_set(error, PD_EINVAL, "BAD_RANGE", "dp_size is %u and rows is %u; both are at least 1", wire->dp_size, wire->rows);
-    if (__builtin_mul_overflow((uint64_t)wire->dp_size * wire->rows, accum, &packs) || packs > INT32_MAX)
-        return pd_error_set(error, PD_EINVAL, "BAD_RANGE", "dp_size %u * rows %u * accum %" PRIu64 " is out of range", wire->dp_size, wire->rows, accum);
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "dp_size is %u and rows is %u; both are at least 1", wire->dp_size,
+                            wire->rows);
+    if (__builtin_mul_overflow((uint64_t)wire->dp_size * wire->rows, accum, &packs) ||
+        packs > INT32_MAX)
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "dp_size %u * rows %u * accum %" PRIu64 " is out of range",
+                            wire->dp_size, wire->rows, accum);
     if (wire->dp_rank >= wire->dp_size)
-        return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; dp_size is %u", wire->dp_rank, wire->dp_size);
+        return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; dp_size is %u",
+                            wire->dp_rank, wire->dp_size);
     spec->step_packs = wire->step_packs ? wire->step_packs : (uint32_t)packs;
     spec->dp_size = wire->dp_size;
     spec->rows = wire->rows;
@@ -72,8 +83,8 @@ static int check_shape(const Packd__V1__OpenJobRequest *wire, struct pd_job_spec
     return 0;
 }
 
-static int check_texts(const struct pd_call *call, const Packd__V1__OpenJobRequest *wire, const char *feed_name,
-                       struct pd_error *error)
+static int check_texts(const struct pd_call *call, const Packd__V1__OpenJobRequest *wire,
+                       const char *feed_name, struct pd_error *error)
 {
     const struct pd_rpc_options *options = &call->thread->rpc->options;
     const struct pd_feed_config *feed = pd_config_feed(options->config, feed_name, NULL);
@@ -81,12 +92,17 @@ static int check_texts(const struct pd_call *call, const Packd__V1__OpenJobReque
     if (!feed)
         return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s", feed_name);
     if (strlen(wire->world_token) > WORLD_TOKEN_MAX || strlen(wire->client) > 255)
-        return pd_error_set(error, PD_EINVAL, "BAD_RANGE", "world_token takes at most %d bytes, client 255", WORLD_TOKEN_MAX);
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "world_token takes at most %d bytes, client 255", WORLD_TOKEN_MAX);
     if (wire->log_id[0] && strcmp(wire->log_id, pd_log_id(options->log)) != 0)
-        return pd_error_set(error, PD_EMISMATCH, "LOG_ID", "this server's log is %s, the checkpoint was trained on %.40s",
+        return pd_error_set(error, PD_EMISMATCH, "LOG_ID",
+                            "this server's log is %s, the checkpoint was trained on %.40s",
                             pd_log_id(options->log), wire->log_id);
-    if (wire->labels != PACKD__V1__LABEL_CONVENTION__LABELS_UNSPECIFIED && wire->labels != labels_of(feed->layout.labels))
-        return pd_error_set(error, PD_EMISMATCH, "LABEL_CONVENTION", "feed %s serves %s labels; the trainer expects the other kind", feed_name,
+    if (wire->labels != PACKD__V1__LABEL_CONVENTION__LABELS_UNSPECIFIED &&
+        wire->labels != labels_of(feed->layout.labels))
+        return pd_error_set(error, PD_EMISMATCH, "LABEL_CONVENTION",
+                            "feed %s serves %s labels; the trainer expects the other kind",
+                            feed_name,
                             feed->layout.labels == PD_LABELS_SHIFTED ? "shifted" : "unshifted");
     return 0;
 }
@@ -136,7 +152,8 @@ static void open_job(struct pd_call *call, grpc_byte_buffer *buffer)
     if (!ask)
         return;
     struct pd_request_open_job *request = &ask->of.open_job;
-    if (check_shape(wire, &request->spec, &error) != 0 || check_texts(call, wire, unary->feed, &error) != 0) {
+    if (check_shape(wire, &request->spec, &error) != 0 ||
+        check_texts(call, wire, unary->feed, &error) != 0) {
         pd_call_fail(call, &error);
         pd_ask_free(ask);
         return;
@@ -160,7 +177,8 @@ static void on_commit_facts(struct pd_ask *ask)
         return;
     struct pd_unary *unary = pd_unary_of(ask->call);
     const Packd__V1__CommitRequest *wire = (const void *)unary->request;
-    const struct pd_job_status *job = pd_status_job(pd_status_feed(&ask->of.status, unary->feed), unary->job);
+    const struct pd_job_status *job =
+        pd_status_job(pd_status_feed(&ask->of.status, unary->feed), unary->job);
     Packd__V1__CommitResponse response = PACKD__V1__COMMIT_RESPONSE__INIT;
 
     response.committed_step = job && job->committed > wire->step ? job->committed - 1 : wire->step;
@@ -190,12 +208,16 @@ static void commit(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const char *log_id = pd_log_id(call->thread->rpc->options.log);
     if (wire->log_id[0] && strcmp(wire->log_id, log_id) != 0) {
-        (void)pd_call_fail_with(call, PD_EMISMATCH, "LOG_ID", "this server's log is %s, the commit is for %.40s", log_id, wire->log_id);
+        (void)pd_call_fail_with(call, PD_EMISMATCH, "LOG_ID",
+                                "this server's log is %s, the commit is for %.40s", log_id,
+                                wire->log_id);
         return;
     }
     if (wire->fetched < 0 || (uint64_t)wire->fetched < wire->step) {
-        (void)pd_call_fail_with(call, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
-                                "step %" PRIu64 " cannot be committed: this client has received steps up to %" PRId64, wire->step, wire->fetched);
+        (void)pd_call_fail_with(
+            call, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
+            "step %" PRIu64 " cannot be committed: this client has received steps up to %" PRId64,
+            wire->step, wire->fetched);
         return;
     }
     struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_COMMIT, on_committed);

@@ -1,4 +1,5 @@
-/* A job's spec as the wire tells it: what was agreed on, and what follows from the feed's configuration. */
+/* A job's spec as the wire tells it: what was agreed on, and what follows from the feed's
+ * configuration. */
 #ifndef PD_SERVER_RPC_JOB_SPEC_H
 #define PD_SERVER_RPC_JOB_SPEC_H
 
@@ -7,6 +8,7 @@
 #include "server/serve.h"
 
 /* Fills *out; its pointers are into `feed`. */
-void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec, const struct pd_feed_config *feed);
+void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
+                      const struct pd_feed_config *feed);
 
 #endif

@@ -1,7 +1,8 @@
 /* Messages between protobuf-c and gRPC's byte buffers.
  *
- * Place in the flow: used by every method. Pure but for memory; any thread. Only small messages pass here: payload fields go through
- * server/ingest/wire.h (in) and fetch.c (out), which do not copy them. */
+ * Place in the flow: used by every method. Pure but for memory; any thread. Only small messages
+ * pass here: payload fields go through server/ingest/wire.h (in) and fetch.c (out), which do not
+ * copy them. */
 #include "server/rpc/call.h"
 
 #include "base/check.h"
@@ -60,11 +61,13 @@ ProtobufCMessage *pd_message_unpack(struct pd_call *call, const ProtobufCMessage
     free(copy);
     grpc_byte_buffer_destroy(buffer);
     if (!message)
-        (void)pd_call_fail_with(call, PD_EINVAL, "MALFORMED", "%zu bytes are not a %s", size, type->name);
+        (void)pd_call_fail_with(call, PD_EINVAL, "MALFORMED", "%zu bytes are not a %s", size,
+                                type->name);
     return message;
 }
 
-int pd_name_copy(char to[PD_NAME_MAX + 1], const char *what, const char *from, struct pd_error *error)
+int pd_name_copy(char to[PD_NAME_MAX + 1], const char *what, const char *from,
+                 struct pd_error *error)
 {
     int rc = pd_name_check(what, from, error);
 

@@ -1,7 +1,8 @@
 /* Collects the pieces of one block without copying them.
  *
- * Place in the flow: between Push's messages and the door. Invariant: every piece points into a byte buffer that the block keeps. When full: the door's
- * block limit bounds the body; the credit bounds all blocks together. */
+ * Place in the flow: between Push's messages and the door. Invariant: every piece points into a
+ * byte buffer that the block keeps. When full: the door's block limit bounds the body; the credit
+ * bounds all blocks together. */
 #include "server/rpc/push_block.h"
 
 #include "base/check.h"
@@ -87,8 +88,9 @@ static bool grow(void **items, uint32_t *capacity, uint32_t count, uint32_t more
     return true;
 }
 
-int push_block_add(struct push_block *block, grpc_byte_buffer *buffer, const struct pd_piece *pieces,
-                   uint32_t piece_count, struct pd_wire_range range, struct pd_error *error)
+int push_block_add(struct push_block *block, grpc_byte_buffer *buffer,
+                   const struct pd_piece *pieces, uint32_t piece_count, struct pd_wire_range range,
+                   struct pd_error *error)
 {
     if (range.size_bytes > push_block_rest(block)) {
         grpc_byte_buffer_destroy(buffer);
@@ -96,28 +98,33 @@ int push_block_add(struct push_block *block, grpc_byte_buffer *buffer, const str
                             "a piece of %zu bytes; head.body_bytes leaves room for %" PRIu64,
                             range.size_bytes, push_block_rest(block));
     }
-    if (!grow((void **)&block->buffers, &block->buffer_capacity, block->buffer_count, 1, sizeof(*block->buffers)) ||
-        !grow((void **)&block->block.pieces, &block->piece_capacity, block->block.piece_count, piece_count,
-              sizeof(*block->block.pieces))) {
+    if (!grow((void **)&block->buffers, &block->buffer_capacity, block->buffer_count, 1,
+              sizeof(*block->buffers)) ||
+        !grow((void **)&block->block.pieces, &block->piece_capacity, block->block.piece_count,
+              piece_count, sizeof(*block->block.pieces))) {
         grpc_byte_buffer_destroy(buffer);
         return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for a block's pieces");
     }
     block->buffers[block->buffer_count++] = buffer;
-    block->block.piece_count += pd_wire_cut(pieces, piece_count, range, block->block.pieces + block->block.piece_count);
+    block->block.piece_count +=
+        pd_wire_cut(pieces, piece_count, range, block->block.pieces + block->block.piece_count);
     block->have_bytes += range.size_bytes;
     return 0;
 }
 
 int push_block_finish(struct push_block *block, const struct pd_door_rules *rules,
-                      struct pd_block **out, struct pd_door_rejects *rejects, struct pd_error *error)
+                      struct pd_block **out, struct pd_door_rejects *rejects,
+                      struct pd_error *error)
 {
     PD_CHECK(push_block_rest(block) == 0);
     int rc = pd_door_make(block->wire, rules, block->block.pieces, block->block.piece_count,
                           &block->block.head, rejects, error);
     if (rc == 0 && pd_block_head_size(&block->block.head) > PD_BLOCK_HEAD_BYTES_MAX) {
         rc = pd_error_set(error, PD_ELIMIT, "HEAD_TOO_LARGE",
-                          "the head of a block of %u samples takes %zu bytes in the log, at most %u may: push smaller blocks",
-                          block->block.head.count, pd_block_head_size(&block->block.head), PD_BLOCK_HEAD_BYTES_MAX);
+                          "the head of a block of %u samples takes %zu bytes in the log, at most "
+                          "%u may: push smaller blocks",
+                          block->block.head.count, pd_block_head_size(&block->block.head),
+                          PD_BLOCK_HEAD_BYTES_MAX);
         pd_door_rejects_fini(rejects);
     }
     if (rc != 0) {

@@ -1,14 +1,18 @@
 /* The gRPC server: binding, threads, start and stop.
  *
- * Place in the flow: packd.c starts it last and stops it first. N threads, each with one completion queue; every queue keeps accepts posted, and a call stays
- * where it was accepted. Invariant: `live` counts every posted accept and every call; queues are shut down only when it is 0, so no event can
- * be posted to a queue that is going away. It knows no method.
+ * Place in the flow: packd.c starts it last and stops it first. N threads, each with one completion
+ * queue; every queue keeps accepts posted, and a call stays where it was accepted. Invariant:
+ * `live` counts every posted accept and every call; queues are shut down only when it is 0, so no
+ * event can be posted to a queue that is going away. It knows no method.
  *
- * Timers: a thread waits for its queue at most until its next tick, and at each tick looks at every call it owns (writes that make no progress,
- * Waiting messages, credit). So time-outs are 100 ms coarse and need no alarms.
+ * Timers: a thread waits for its queue at most until its next tick, and at each tick looks at every
+ * call it owns (writes that make no progress, Waiting messages, credit). So time-outs are 100 ms
+ * coarse and need no alarms.
  *
- * Stop: NOT_SERVING; server shutdown (posted accepts come back, connections get GOAWAY); each long call is told and ends itself; after the grace
- * period all calls are cancelled; queues are shut down, threads joined, everything destroyed, at last gRPC itself, which lets go of the last slices. */
+ * Stop: NOT_SERVING; server shutdown (posted accepts come back, connections get GOAWAY); each long
+ * call is told and ends itself; after the grace period all calls are cancelled; queues are shut
+ * down, threads joined, everything destroyed, at last gRPC itself, which lets go of the last
+ * slices. */
 #include "server/rpc/call.h"
 
 #include "base/check.h"
@@ -29,7 +33,8 @@
 #define THREADS_MAX 64
 /* After all calls were cancelled, gRPC needs only its own threads' time to give everything back. */
 #define CANCEL_WAIT_NS 10000000000u
-/* An idle client may not even read the GOAWAY (stock Python polls only inside calls), and gRPC would wait 20 s for its answer. */
+/* An idle client may not even read the GOAWAY (stock Python polls only inside calls), and gRPC
+ * would wait 20 s for its answer. */
 #define GOAWAY_WAIT_NS 300000000u
 
 struct accept {
@@ -71,8 +76,9 @@ static void on_accept(struct pd_tag *tag, bool ok)
     if (ok) {
         accept_post(accept->thread);
         const grpc_slice path = accept->details.method;
-        pd_call_accept(accept->thread, accept->call,
-                       pd_method_find((const char *)GRPC_SLICE_START_PTR(path), GRPC_SLICE_LENGTH(path)));
+        pd_call_accept(
+            accept->thread, accept->call,
+            pd_method_find((const char *)GRPC_SLICE_START_PTR(path), GRPC_SLICE_LENGTH(path)));
     }
     accept_free(accept);
 }
@@ -102,7 +108,8 @@ static void tick_call(struct pd_call *call, uint64_t now_ns)
 {
     struct pd_rpc *rpc = call->thread->rpc;
 
-    if (call->writing && !call->closed && now_ns - call->write_since_ns > rpc->options.config->stall_ns) {
+    if (call->writing && !call->closed &&
+        now_ns - call->write_since_ns > rpc->options.config->stall_ns) {
         pd_log(PD_LOG_WARN, "call_stalled", "method=%s", call->method->path);
         (void)grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                            "STALL: the peer takes nothing", NULL);
@@ -170,7 +177,8 @@ static void *run(void *arg)
 static void grpc_line(gpr_log_func_args *args)
 {
     if (args->severity == GPR_LOG_SEVERITY_ERROR)
-        pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line, args->message);
+        pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line,
+               args->message);
 }
 
 static grpc_arg int_arg(const char *key, int value)
@@ -183,8 +191,9 @@ static int int_of(uint64_t value)
     return value > INT32_MAX ? INT32_MAX : (int)value;
 }
 
-/* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read may buffer stays near the look-ahead. Frames of up to 1 MiB: fewer
- * slices for a piece, a third less time in the rpc and sequencer threads than with 16 KiB. */
+/* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read
+ * may buffer stays near the look-ahead. Frames of up to 1 MiB: fewer slices for a piece, a third
+ * less time in the rpc and sequencer threads than with 16 KiB. */
 static grpc_server *make_server(const struct pd_config *config)
 {
     grpc_arg args[] = {
@@ -227,9 +236,10 @@ static int bind_all(struct pd_rpc *rpc, struct pd_error *error)
     for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
         int port = grpc_server_add_http2_port(rpc->server, config->listen[i], credentials);
         if (port == 0) {
-            rc = pd_error_set(error, PD_EUNAVAIL, "BIND",
-                              "cannot listen on %s: the address is in use, or not one of this machine",
-                              config->listen[i]);
+            rc = pd_error_set(
+                error, PD_EUNAVAIL, "BIND",
+                "cannot listen on %s: the address is in use, or not one of this machine",
+                config->listen[i]);
             break;
         }
         rpc->addresses[i] = bound_address(config->listen[i], port);
@@ -276,7 +286,8 @@ static int start_threads(struct pd_rpc *rpc, struct pd_error *error)
         struct pd_rpc_thread *thread = &rpc->threads[i];
         int rc = pthread_create(&thread->thread, NULL, run, thread);
         if (rc != 0)
-            return pd_error_set(error, PD_ENOMEM, "THREAD", "cannot start rpc thread %u: %s", i, strerror(rc));
+            return pd_error_set(error, PD_ENOMEM, "THREAD", "cannot start rpc thread %u: %s", i,
+                                strerror(rc));
         thread->started = true;
         for (uint32_t n = 0; n < ACCEPTS_PER_THREAD; n++)
             accept_post(thread);
@@ -365,7 +376,8 @@ void pd_rpc_drain(struct pd_rpc *rpc)
 
 bool pd_rpc_is_ready(struct pd_rpc *rpc)
 {
-    return atomic_load(&rpc->serving) && !atomic_load(&rpc->draining) && !atomic_load(&rpc->stopping);
+    return atomic_load(&rpc->serving) && !atomic_load(&rpc->draining) &&
+           !atomic_load(&rpc->stopping);
 }
 
 void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
@@ -383,7 +395,8 @@ void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
 
 /* ---- stop ---- */
 
-/* True when no call is left (and, with_server, gRPC has closed all connections); false when the time has passed. */
+/* True when no call is left (and, with_server, gRPC has closed all connections); false when the
+ * time has passed. */
 static bool wait_down(struct pd_rpc *rpc, bool with_server, uint64_t wait_ns)
 {
     uint64_t until_ns = pd_clock_mono_ns() + wait_ns;
@@ -406,8 +419,8 @@ static void finish_queue(struct pd_rpc_thread *thread)
     if (thread->started)
         (void)pthread_join(thread->thread, NULL);
     else
-        while (grpc_completion_queue_next(thread->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
-               GRPC_QUEUE_SHUTDOWN)
+        while (grpc_completion_queue_next(thread->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL)
+                   .type != GRPC_QUEUE_SHUTDOWN)
             continue;
     grpc_completion_queue_destroy(thread->cq);
     if (thread->reader)
@@ -420,17 +433,20 @@ static void stop_server(struct pd_rpc *rpc, uint64_t grace_ns)
 
     grpc_server_shutdown_and_notify(rpc->server, first->cq, &rpc->on_shutdown);
     if (!first->started) { /* nobody reads the queue: the notice is all there is in it */
-        grpc_event event = grpc_completion_queue_next(first->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        grpc_event event =
+            grpc_completion_queue_next(first->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
         PD_CHECK(event.type == GRPC_OP_COMPLETE && event.tag == &rpc->on_shutdown);
         on_server_down(&rpc->on_shutdown, true);
     }
     if (!wait_down(rpc, false, grace_ns))
-        pd_log(PD_LOG_WARN, "calls_cancelled", "text=\"some calls did not end within the grace period\"");
+        pd_log(PD_LOG_WARN, "calls_cancelled",
+               "text=\"some calls did not end within the grace period\"");
     else if (wait_down(rpc, true, GOAWAY_WAIT_NS))
         return;
     grpc_server_cancel_all_calls(rpc->server); /* closes all connections too */
     if (!wait_down(rpc, true, CANCEL_WAIT_NS))
-        pd_panic(__FILE__, __LINE__, "%u gRPC calls did not end after they were cancelled", rpc->live);
+        pd_panic(__FILE__, __LINE__, "%u gRPC calls did not end after they were cancelled",
+                 rpc->live);
 }
 
 void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
@@ -444,7 +460,8 @@ void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
     if (rpc->server)
         grpc_server_destroy(rpc->server);
     rpc->server = NULL;
-    /* Blocking, so that every slice that points into a batch is gone before the batches' owner is. */
+    /* Blocking, so that every slice that points into a batch is gone before the batches' owner is.
+     */
     grpc_shutdown_blocking();
 }
 

@@ -1,10 +1,12 @@
-/* The gRPC side of the daemon, for packd.c: everything that includes <grpc/...> lies behind this header.
+/* The gRPC side of the daemon, for packd.c: all that includes <grpc/...> lies behind this header.
  *
- *   pd_rpc_start ──> N threads, one completion queue each; calls stay on the queue that accepted them
- *   pd_rpc_drain     NOT_SERVING, no new Push or OpenJob, no further credit; running fetches go on
- *   pd_rpc_stop      every call ends by itself within the grace period, then the rest is cancelled; threads are joined
+ *   pd_rpc_start   N threads, one completion queue each; a call stays on the queue that accepted it
+ *   pd_rpc_drain   NOT_SERVING, no new Push or OpenJob, no further credit; running fetches go on
+ *   pd_rpc_stop    every call ends by itself within the grace period, then the rest is cancelled;
+ *                  threads are joined
  *
- * Start after sequencer and serve, stop before them: a call in flight waits for what it has submitted. */
+ * Start after sequencer and serve, stop before them: a call in flight waits for what it has
+ * submitted. */
 #ifndef PD_SERVER_RPC_RPC_H
 #define PD_SERVER_RPC_RPC_H
 
@@ -26,22 +28,26 @@ struct pd_rpc_options {
     struct pd_sequencer *sequencer;
     struct pd_serve *serve;
     const char *version; /* of the program, for Welcome, OpenJob and Status */
-    /* Admin.Drain was called (undo: take work again). Any rpc thread; must only post. The rpc side has switched already. May be NULL. */
+    /* Admin.Drain was called (undo: take work again). Any rpc thread; must only post. The rpc side
+     * has switched already. May be NULL. */
     void (*on_drain)(void *ctx, bool undo);
     void *ctx;
 };
 
-/* Binds every address of config->listen and starts the threads; serving is off until pd_rpc_set_serving. PD_EUNAVAIL, reason BIND, names the address
- * that could not be bound; PD_ENOMEM. */
-int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc, struct pd_error *error)
-    PD_MUST_CHECK;
-/* What is listened on, "host:port" with the port that was bound, or "unix:/path"; as many as config->listen, owned by rpc. */
+/* Binds every address of config->listen and starts the threads; serving is off until
+ * pd_rpc_set_serving. PD_EUNAVAIL, reason BIND, names the address that could not be bound;
+ * PD_ENOMEM. */
+int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc,
+                 struct pd_error *error) PD_MUST_CHECK;
+/* What is listened on, "host:port" with the port that was bound, or "unix:/path"; as many as
+ * config->listen, owned by rpc. */
 const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count);
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
 /* Stops taking new work, as Admin.Drain. Any thread; at once. */
 void pd_rpc_drain(struct pd_rpc *rpc);
-/* Ends everything: returns when no call is left and the threads are joined, at the latest a moment after grace_ns. Main thread, once. */
+/* Ends everything: returns when no call is left and the threads are joined, at the latest a moment
+ * after grace_ns. Main thread, once. */
 void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns);
 /* After pd_rpc_stop. */
 void pd_rpc_free(struct pd_rpc *rpc);

@@ -1,7 +1,8 @@
 /* What unary methods share. Owning thread: the call's. */
 #include "server/rpc/unary.h"
 
-bool pd_unary_decode(struct pd_call *call, const ProtobufCMessageDescriptor *type, grpc_byte_buffer *buffer)
+bool pd_unary_decode(struct pd_call *call, const ProtobufCMessageDescriptor *type,
+                     grpc_byte_buffer *buffer)
 {
     struct pd_unary *unary = pd_unary_of(call);
 

@@ -97,5 +97,6 @@ void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t 
 {
     begin(waiting, step, micro, since_ns, incarnation);
     waiting->message.reason = PACKD__V1__WAIT_REASON__WAIT_CREDIT;
-    (void)snprintf(waiting->text, sizeof(waiting->text), "step %" PRIu64 ": this client has granted no credit", step);
+    (void)snprintf(waiting->text, sizeof(waiting->text),
+                   "step %" PRIu64 ": this client has granted no credit", step);
 }

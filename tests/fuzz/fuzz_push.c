@@ -1,7 +1,9 @@
-/* A PushRequest of any bytes, cut anywhere, through scanner, decoder and door: it must come back, and a block that passes must be one the log takes.
+/* A PushRequest of any bytes, cut anywhere, through scanner, decoder and door: it must come back,
+ * and a block that passes must be one the log takes.
  *
- * Input: one byte of rules, one byte of cut, then the message. The pieces lie in memory of their exact size, so that a read behind one shows under
- * ASan. A block whose body is shorter than its head says is completed with zeros, as later chunks would. */
+ * Input: one byte of rules, one byte of cut, then the message. The pieces lie in memory of their
+ * exact size, so that a read behind one shows under ASan. A block whose body is shorter than its
+ * head says is completed with zeros, as later chunks would. */
 #include "server/ingest/door.h"
 #include "server/ingest/wire.h"
 
@@ -49,8 +51,8 @@ static void cut_free(struct cut *cut)
 }
 
 /* Through the door; the body is what the message held and zeros behind it. */
-static void door(const Packd__V1__BlockHead *wire, const struct cut *message, struct pd_wire_range body,
-                 const struct pd_door_rules *rules)
+static void door(const Packd__V1__BlockHead *wire, const struct cut *message,
+                 struct pd_wire_range body, const struct pd_door_rules *rules)
 {
     struct pd_error error = {0};
     struct pd_block_head head;
@@ -99,7 +101,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t *scratch = malloc(push.head.size_bytes + 1);
         PD_CHECK(scratch);
         const uint8_t *flat = pd_wire_flat(message.pieces, message.count, push.head, scratch);
-        Packd__V1__BlockHead *head = packd__v1__block_head__unpack(NULL, push.head.size_bytes, flat);
+        Packd__V1__BlockHead *head =
+            packd__v1__block_head__unpack(NULL, push.head.size_bytes, flat);
         if (head) {
             door(head, &message, push.body, &rules);
             packd__v1__block_head__free_unpacked(head, NULL);

@@ -1,4 +1,5 @@
-/* Ingest credit: the budget holds whatever the calls do, nobody starves for good, and overrun is seen. */
+/* Ingest credit: the budget holds whatever the calls do, nobody starves for good, and overrun is
+ * seen. */
 #include "server/ingest/credit.h"
 
 #include <setjmp.h>
@@ -65,12 +66,14 @@ static void a_single_producer_grows(void **state)
         pd_credit_release(&credit, held(&credit));
         (void)pd_credit_grant(&credit, 0);
     }
-    assert_true(unsent(&credit) >= 8 * MIB && unsent(&credit) <= PD_CREDIT_WINDOW_MAX + pool.floor_bytes);
+    assert_true(unsent(&credit) >= 8 * MIB &&
+                unsent(&credit) <= PD_CREDIT_WINDOW_MAX + pool.floor_bytes);
     pd_credit_close(&credit);
     pd_credit_pool_fini(&pool);
 }
 
-/* 4,096 calls fit; one more is refused; idle ones leave the larger part of the budget to those that push. */
+/* 4,096 calls fit; one more is refused; idle ones leave the larger part of the budget to those that
+ * push. */
 static void idle_calls_cost_little(void **state)
 {
     struct pd_credit_pool pool;
@@ -133,7 +136,8 @@ struct producer {
 /* Sends what the credit allows; a whole block is in the log at once. */
 static void produce(struct producer *producer)
 {
-    uint64_t bytes = unsent(&producer->credit) < producer->rest ? unsent(&producer->credit) : producer->rest;
+    uint64_t bytes =
+        unsent(&producer->credit) < producer->rest ? unsent(&producer->credit) : producer->rest;
 
     if (bytes > 0 && below(4) == 0)
         bytes = 1 + below((uint32_t)bytes);
@@ -148,7 +152,8 @@ static void produce(struct producer *producer)
     (void)pd_credit_grant(&producer->credit, producer->rest);
 }
 
-/* Many producers with blocks of up to the largest size, in a small budget: the sum holds (the pool checks it at each step) and each goes on. */
+/* Many producers with blocks of up to the largest size, in a small budget: the sum holds (the pool
+ * checks it at each step) and each goes on. */
 static void large_blocks_complete(void **state)
 {
     enum { PRODUCERS = 40 };
@@ -165,7 +170,8 @@ static void large_blocks_complete(void **state)
     for (uint32_t round = 0; round < 200000; round++) {
         struct producer *producer = &producers[below(PRODUCERS)];
         if (producer->rest == 0)
-            producer->rest = below(3) ? 1 + below(MIB) : 1 + below((uint32_t)pd_credit_block_bytes(&pool));
+            producer->rest =
+                below(3) ? 1 + below(MIB) : 1 + below((uint32_t)pd_credit_block_bytes(&pool));
         produce(producer);
         assert_true(pd_credit_reserved_bytes(&pool) <= 64 * MIB);
     }

@@ -1,4 +1,5 @@
-/* The door against a model that reads the flattened body token by token, and each of its refusals by hand. */
+/* The door against a model that reads the flattened body token by token, and each of its refusals
+ * by hand. */
 #include "packer/batch.h"
 #include "server/ingest/door.h"
 
@@ -104,7 +105,9 @@ static void make(struct pushed *p, struct made *made, uint32_t piece_max)
     int rc = pd_door_check(&p->head, &rules, &made->error);
     if (rc != 0)
         fail_msg("refused: %s", made->error.text);
-    assert_int_equal(pd_door_make(&p->head, &rules, pieces, count, &made->head, &made->rejects, &made->error), 0);
+    assert_int_equal(
+        pd_door_make(&p->head, &rules, pieces, count, &made->head, &made->rejects, &made->error),
+        0);
     assert_int_equal(pd_block_head_check(&made->head, &made->error), 0);
     for (uint32_t i = 0; i < count; i++)
         free((void *)(uintptr_t)pieces[i].data);
@@ -157,12 +160,13 @@ static bool model_shifted(const int32_t *tokens, const int32_t *labels, uint32_t
     return compared >= PD_DOOR_SHIFTED_MIN && next == compared && own < compared;
 }
 
-static bool model_refused(const struct pushed *p, uint32_t s, const int32_t *tokens, const int32_t *labels,
-                          const uint32_t *runs, uint32_t run_count)
+static bool model_refused(const struct pushed *p, uint32_t s, const int32_t *tokens,
+                          const int32_t *labels, const uint32_t *runs, uint32_t run_count)
 {
     uint32_t n = p->lengths[s];
     uint64_t sum = 0;
-    bool bad = n == 0 || n > rules.seq_len || (p->head.n_weights && !(p->weights[s] >= 0 && isfinite(p->weights[s]))) ||
+    bool bad = n == 0 || n > rules.seq_len ||
+               (p->head.n_weights && !(p->weights[s] >= 0 && isfinite(p->weights[s]))) ||
                (p->head.n_keys && p->keys[s].len > PD_DOOR_KEY_MAX);
 
     for (uint32_t i = 0; i < run_count; i++) {
@@ -171,12 +175,14 @@ static bool model_refused(const struct pushed *p, uint32_t s, const int32_t *tok
     }
     bad = bad || (run_count > 0 && sum != n);
     for (uint32_t i = 0; i < n; i++)
-        bad = bad || bad_value(tokens[i]) || (labels && labels[i] != PD_LABEL_NONE && bad_value(labels[i]));
+        bad = bad || bad_value(tokens[i]) ||
+              (labels && labels[i] != PD_LABEL_NONE && bad_value(labels[i]));
     return bad || (labels && model_shifted(tokens, labels, n));
 }
 
-static void check_sample(const struct pushed *p, const struct made *made, uint32_t s, const int32_t *tokens,
-                         const int32_t *labels, const uint32_t *runs, uint32_t run_count)
+static void check_sample(const struct pushed *p, const struct made *made, uint32_t s,
+                         const int32_t *tokens, const int32_t *labels, const uint32_t *runs,
+                         uint32_t run_count)
 {
     struct pd_head head;
     uint32_t n = p->lengths[s];
@@ -311,7 +317,8 @@ static void refuse_one(struct pushed *p, enum pd_door_reason reason, uint32_t at
     assert_int_equal(made.rejects.items[0].reason, reason);
     assert_int_equal(made.rejects.items[0].at, at);
     assert_int_equal(made.rejects.items[0].found, found);
-    assert_true(strlen(pd_door_reject_text(&made.rejects.items[0], &rules, text, sizeof(text))) > 10);
+    assert_true(strlen(pd_door_reject_text(&made.rejects.items[0], &rules, text, sizeof(text))) >
+                10);
     made_fini(&made);
 }
 

@@ -1,4 +1,5 @@
-/* The tag scanner of PushRequest against protobuf-c: it finds what protobuf-c packed, at any cut of the message, and refuses what is malformed. */
+/* The tag scanner of PushRequest against protobuf-c: it finds what protobuf-c packed, at any cut of
+ * the message, and refuses what is malformed. */
 #include "proto/packd.pb-c.h"
 #include "server/ingest/wire.h"
 
@@ -123,10 +124,12 @@ static void finds_blocks_at_any_cut(void **state)
 
     (void)state;
     for (int i = 0; i < 3000; i++)
-        check_block(data, pack_block(data, 1 + random_below(199), random_below(3) ? random_below(1000) : 0));
+        check_block(data, pack_block(data, 1 + random_below(199),
+                                     random_below(3) ? random_below(1000) : 0));
 }
 
-static int split_flat(const uint8_t *data, size_t size, struct pd_wire_push *push, struct pd_error *error)
+static int split_flat(const uint8_t *data, size_t size, struct pd_wire_push *push,
+                      struct pd_error *error)
 {
     uint8_t *copy = malloc(size + 1);
     struct pd_piece piece = {.data = copy, .size_bytes = size};
@@ -166,14 +169,15 @@ static void refuses(const char *what, const uint8_t *data, size_t size)
     struct pd_wire_push push;
     struct pd_error error = {0};
 
-    if (split_flat(data, size, &push, &error) != PD_EINVAL || strcmp(error.reason, "MALFORMED") != 0)
+    if (split_flat(data, size, &push, &error) != PD_EINVAL ||
+        strcmp(error.reason, "MALFORMED") != 0)
         fail_msg("%s: not refused as MALFORMED", what);
 }
 
-#define REFUSES(what, ...)                             \
-    do {                                               \
-        const uint8_t bytes[] = {__VA_ARGS__};         \
-        refuses(what, bytes, sizeof(bytes));           \
+#define REFUSES(what, ...)                     \
+    do {                                       \
+        const uint8_t bytes[] = {__VA_ARGS__}; \
+        refuses(what, bytes, sizeof(bytes));   \
     } while (0)
 
 static void refuses_what_is_malformed(void **state)
@@ -184,7 +188,8 @@ static void refuses_what_is_malformed(void **state)
     REFUSES("wrong wire type", 0x08, 1);
     REFUSES("field number 0", 0x02, 0);
     REFUSES("length behind the end", 0x12, 5, 0x0a, 0);
-    REFUSES("varint without an end", 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1);
+    REFUSES("varint without an end", 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+            0xff, 1);
     REFUSES("huge length", 0x1a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01);
     REFUSES("block without head", 0x12, 3, 0x7a, 1, 0);
     REFUSES("head twice", 0x12, 4, 0x0a, 0, 0x0a, 0);
@@ -199,7 +204,8 @@ static void refuses_what_is_malformed(void **state)
 static void passes_over_unknown_fields(void **state)
 {
     /* chunk { 3: varint, 4: fixed64, 5: "ab", 6: fixed32, body: 9 } */
-    const uint8_t bytes[] = {0x1a, 23, 0x18, 0x96, 1, 0x21, 1, 2, 3, 4, 5, 6, 7, 8, 0x2a, 2, 'a', 'b', 0x35, 1, 2, 3, 4, 0x7a, 1, 9};
+    const uint8_t bytes[] = {0x1a, 23,   0x18, 0x96, 1,   0x21, 1, 2, 3, 4, 5,    6, 7,
+                             8,    0x2a, 2,    'a',  'b', 0x35, 1, 2, 3, 4, 0x7a, 1, 9};
     struct pd_wire_push push;
     struct pd_error error;
     uint8_t shorter[sizeof(bytes)];
@@ -213,7 +219,8 @@ static void passes_over_unknown_fields(void **state)
     assert_int_equal(push.body.offset_bytes, sizeof(bytes) - 1);
 }
 
-/* Every prefix of a good message, and every byte of it changed: refused, or a range inside the message. */
+/* Every prefix of a good message, and every byte of it changed: refused, or a range inside the
+ * message. */
 static void survives_every_change(void **state)
 {
     uint8_t data[MESSAGE_MAX];
@@ -239,10 +246,8 @@ int main(void)
 {
     const char *given = getenv("PD_SEED");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_blocks_at_any_cut),
-        cmocka_unit_test(finds_small_messages),
-        cmocka_unit_test(refuses_what_is_malformed),
-        cmocka_unit_test(passes_over_unknown_fields),
+        cmocka_unit_test(finds_blocks_at_any_cut),   cmocka_unit_test(finds_small_messages),
+        cmocka_unit_test(refuses_what_is_malformed), cmocka_unit_test(passes_over_unknown_fields),
         cmocka_unit_test(survives_every_change),
     };
 

@@ -1,0 +1,102 @@
+/* The opening of Ingest.Push: Hello is checked, a place among the calls taken, the stream opened.
+ *
+ * Place in the flow: first message of a call; the sequencer decides about names, sources and
+ * fencing. Owning thread: the call's. What the feed's configuration alone decides (limits,
+ * vocabulary) is checked here. */
+#include "server/rpc/push.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define BLOCK_SAMPLES_MAX 16384
+#define TEXT_MAX 255
+
+static void set_rules(struct push *push, const Packd__V1__Hello *hello)
+{
+    const struct pd_config *config = push_rpc(push)->options.config;
+    const struct pd_feed_config *feed = push->feed;
+    uint64_t block = pd_credit_block_bytes(&push_rpc(push)->credit);
+
+    push->rules = (struct pd_door_rules){
+        .seq_len = feed->rules.seq_len,
+        .reject_over_length = feed->rules.over_length == PD_OVER_REJECT,
+        .vocab_size = feed->vocab_size,
+        .sample_bytes_max = config->max_sample_bytes < block ? config->max_sample_bytes : block,
+        .block_bytes_max = block,
+        .block_samples_max = BLOCK_SAMPLES_MAX,
+        .check_shifted = feed->check_shifted_labels && !hello->allow_shifted_looking_labels,
+    };
+}
+
+static int check_hello(struct push *push, const Packd__V1__Hello *hello, const char *feed,
+                       struct pd_error *error)
+{
+    const char *log_id = pd_log_id(push_rpc(push)->options.log);
+
+    push->feed = pd_config_feed(push_rpc(push)->options.config, feed, &push->feed_index);
+    if (!push->feed)
+        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s", feed);
+    if (hello->log_id[0] && strcmp(hello->log_id, log_id) != 0)
+        return pd_error_set(error, PD_EMISMATCH, "LOG_ID",
+                            "this server's log is %s, Hello expects %s", log_id, hello->log_id);
+    if (hello->vocab_size && push->feed->vocab_size && hello->vocab_size != push->feed->vocab_size)
+        return pd_error_set(error, PD_EMISMATCH, "VOCAB_MISMATCH",
+                            "feed %s has vocab_size %u, Hello states %u", feed,
+                            push->feed->vocab_size, hello->vocab_size);
+    if (strlen(hello->producer) > TEXT_MAX || strlen(hello->content_id) > TEXT_MAX ||
+        hello->tokenizer_digest.len > 64)
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "producer and content_id take at most %d bytes, tokenizer_digest 64",
+                            TEXT_MAX);
+    return 0;
+}
+
+static void on_opened(struct pd_ask *ask)
+{
+    struct push *push = push_of(ask->call);
+    const struct pd_request_open_stream *request = &ask->of.open_stream;
+
+    if (request->base.result != 0 && !pd_call_is_over(&push->call)) {
+        push_fail_request(push, &request->base);
+    } else if (!pd_call_is_over(&push->call)) {
+        push->stream_id = request->stream_id;
+        push->lane = request->lane;
+        push->source_id = request->source_id;
+        push->epoch = request->epoch;
+        push->next_seq = push->durable_seq = request->next_seq;
+        push->stream_was_ended = request->ended;
+        push->state = STREAMING;
+        push->welcome_due = true;
+        push_output(push);
+        pd_call_read(&push->call);
+    }
+    pd_ask_free(ask);
+}
+
+void push_take_hello(struct push *push, const Packd__V1__Hello *hello)
+{
+    struct pd_ask *ask = pd_ask_new(&push->call, PD_REQUEST_OPEN_STREAM, on_opened);
+    struct pd_error error;
+
+    if (!ask)
+        return;
+    struct pd_request_open_stream *request = &ask->of.open_stream;
+    const char *source = hello->source[0] ? hello->source : "default";
+    if (atomic_load(&push_rpc(push)->draining)) {
+        pd_call_fail_draining(&push->call);
+    } else if (pd_feed_name_copy(request->feed, hello->feed, &error) != 0 ||
+               pd_name_copy(request->stream, "stream", hello->stream, &error) != 0 ||
+               pd_name_copy(request->source, "source", source, &error) != 0 ||
+               check_hello(push, hello, request->feed, &error) != 0 ||
+               pd_credit_open(&push->credit, &push_rpc(push)->credit, &error) != 0) {
+        pd_call_fail(&push->call, &error);
+    } else {
+        set_rules(push, hello);
+        (void)snprintf(request->producer, sizeof(request->producer), "%s", hello->producer);
+        (void)snprintf(request->content_id, sizeof(request->content_id), "%s", hello->content_id);
+        push->state = OPENING;
+        if (pd_ask_submit(ask) == 0)
+            return;
+    }
+    pd_ask_free(ask);
+}

@@ -1,0 +1,219 @@
+/* The answering side of Ingest.Push: credit, and which message goes out when.
+ *
+ * Place in the flow: called by push.c whenever something has changed; writes at most one message,
+ * the next one when that is written. Owning thread: the call's. Invariant: an Ack leaves only for
+ * what the log has committed, behind the rejects that it covers; a block's bytes go back to the
+ * pool when both are told. It reads no message. */
+#include "server/rpc/push.h"
+
+#include "server/metrics.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- credit ---- */
+
+bool push_grant(struct push *push)
+{
+    struct pd_rpc *rpc = push_rpc(push);
+    Packd__V1__LogState before = push->why;
+    bool grew = false;
+
+    push->why = PACKD__V1__LOG_STATE__LOG_OK;
+    push->why_text = "";
+    if (atomic_load(&rpc->draining)) {
+        push->why = PACKD__V1__LOG_STATE__LOG_DRAINING;
+        push->why_text = "the server is going down";
+    } else if (!pd_sequencer_accepts(rpc->options.sequencer, push->feed_index, &push->why_text)) {
+        push->why = PACKD__V1__LOG_STATE__LOG_FULL;
+    } else {
+        grew = pd_credit_grant(&push->credit, push_rest(push));
+        if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
+            push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
+            push->why_text = "memory.ingest is shared out among the open calls";
+        }
+    }
+    return grew || push->why != before;
+}
+
+/* ---- what is told ---- */
+
+static void send_response(struct push *push, Packd__V1__PushResponse *response)
+{
+    (void)pd_call_send(&push->call, &response->base);
+}
+
+uint64_t push_piece_bytes_max(const struct push *push)
+{
+    uint64_t block = push->rules.block_bytes_max;
+
+    return block < PD_RPC_PIECE_BYTES_MAX ? block : PD_RPC_PIECE_BYTES_MAX;
+}
+
+static void send_welcome(struct push *push)
+{
+    Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
+    Packd__V1__Welcome welcome = PACKD__V1__WELCOME__INIT;
+    struct pd_rpc *rpc = push_rpc(push);
+
+    push->welcome_due = false;
+    (void)push_grant(push);
+    welcome.log_id = (char *)pd_log_id(rpc->options.log);
+    welcome.incarnation = rpc->incarnation;
+    welcome.durability = rpc->options.config->durability == PD_DURABILITY_FSYNC
+                             ? PACKD__V1__DURABILITY__DURABILITY_FSYNC
+                             : PACKD__V1__DURABILITY__DURABILITY_PROCESS;
+    welcome.next_seq = push->durable_seq;
+    welcome.credit_bytes = push->credit.granted_bytes;
+    welcome.why = push->why;
+    welcome.max_piece_bytes = push_piece_bytes_max(push);
+    welcome.max_head_bytes = PD_RPC_HEAD_BYTES_MAX;
+    welcome.max_block_bytes = push->rules.block_bytes_max;
+    welcome.max_sample_bytes = push->rules.sample_bytes_max;
+    welcome.max_block_samples = push->rules.block_samples_max;
+    welcome.stream_ended = push->stream_was_ended;
+    welcome.server_version = (char *)rpc->options.version;
+    welcome.seq_len = push->rules.seq_len;
+    welcome.vocab_size = push->rules.vocab_size;
+    response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_WELCOME;
+    response.welcome = &welcome;
+    send_response(push, &response);
+}
+
+static void send_ack(struct push *push)
+{
+    Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
+    Packd__V1__Ack ack = PACKD__V1__ACK__INIT;
+
+    push->ack_due = false;
+    (void)push_grant(push);
+    ack.durable_seq = push->durable_seq;
+    ack.credit_bytes = push->credit.granted_bytes;
+    ack.why = push->why;
+    ack.text = (char *)push->why_text;
+    ack.duplicates = push->duplicates;
+    ack.rejected = push->rejected;
+    response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_ACK;
+    response.ack = &ack;
+    send_response(push, &response);
+}
+
+static void send_reject(struct push *push, const struct append *append,
+                        const struct pd_door_reject *item)
+{
+    Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
+    Packd__V1__Reject reject = PACKD__V1__REJECT__INIT;
+    char text[200];
+
+    reject.seq = append->first_seq + item->index;
+    reject.reason = (char *)pd_door_reason_name(item->reason);
+    reject.detail = (char *)pd_door_reject_text(item, &push->rules, text, sizeof(text));
+    reject.count = item->count;
+    push->rejected += item->count;
+    pd_metric_add_labelled(PD_M_INGEST_REJECTED, reject.reason, item->count);
+    response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_REJECT;
+    response.reject = &reject;
+    send_response(push, &response);
+}
+
+static void send_ended(struct push *push)
+{
+    Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
+    Packd__V1__StreamEnded ended = PACKD__V1__STREAM_ENDED__INIT;
+
+    push->ended_due = false;
+    ended.next_seq = push->next_seq;
+    response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_ENDED;
+    response.ended = &ended;
+    send_response(push, &response);
+}
+
+/* ---- appends that are done ---- */
+
+void push_append_free(struct push *push, struct append *append)
+{
+    pd_list_remove(&append->link);
+    push->append_count--;
+    pd_credit_release(&push->credit, append->bytes);
+    pd_door_rejects_fini(&append->rejects);
+    pd_ask_free(append->ask);
+    free(append);
+}
+
+/* The oldest append is in the log and its rejects are told: its bytes are free again. */
+static void retire(struct push *push, struct append *append)
+{
+    const struct pd_request_append *request = &append->ask->of.append;
+
+    if (request->durable_seq > push->durable_seq)
+        push->durable_seq = request->durable_seq;
+    push->duplicates += request->duplicates;
+    push->ack_due = true;
+    push_append_free(push, append);
+    push->call.hold_reads = false;
+    pd_call_read(&push->call);
+}
+
+/* Tells the next reject of the append; those of duplicates were told when they came first. False:
+ * there is none left. */
+static bool tell_reject(struct push *push, struct append *append)
+{
+    uint32_t duplicates = append->ask->of.append.duplicates;
+
+    while (append->reject_at < append->rejects.count) {
+        struct pd_door_reject item = append->rejects.items[append->reject_at++];
+        if (item.index + item.count <= duplicates)
+            continue;
+        if (item.index < duplicates) {
+            item.count -= duplicates - item.index;
+            item.index = duplicates;
+        }
+        send_reject(push, append, &item);
+        return true;
+    }
+    return false;
+}
+
+/* Retires what is done, as far as it can be told. True: a message was written. */
+static bool settle_appends(struct push *push)
+{
+    while (!pd_list_empty(&push->appends)) {
+        struct append *append = PD_CONTAINER_OF(push->appends.next, struct append, link);
+        if (!append->done)
+            return false;
+        if (tell_reject(push, append))
+            return true;
+        retire(push, append);
+    }
+    return false;
+}
+
+void push_output(struct push *push)
+{
+    struct pd_call *call = &push->call;
+
+    if (!pd_call_can_write(call))
+        return;
+    if (push->welcome_due)
+        send_welcome(push);
+    else if (settle_appends(push))
+        return;
+    else if (push->ack_due)
+        send_ack(push);
+    else if (push->ended_due)
+        send_ended(push);
+    else if (push->append_count > 0 || push->state == OPENING || push->state == ENDING)
+        return;
+    else if (push->stopping)
+        pd_call_fail_draining(call);
+    else if (push->half_closed)
+        pd_call_finish(call);
+}
+
+void push_fail_request(struct push *push, const struct pd_request *request)
+{
+    if (request->result == PD_ECLOSED)
+        pd_call_fail_draining(&push->call);
+    else
+        pd_call_fail(&push->call, &request->error);
+}
