@@ -16,15 +16,16 @@
 #include <math.h>
 #include <string.h>
 
-enum { TILE_Q = 16, TILE_K = 64, ROWS = 4, LANES = 16, DIM_MAX = PD_ATTENTION_DIM_MAX };
+enum { TILE_Q = 64, TILE_K = 64, ROWS = 4, LANES = 16, DIM_MAX = PD_ATTENTION_DIM_MAX };
+enum { STRIDE = DIM_MAX + LANES }; /* not a power of two: rows would share a cache's sets */
 
 /* What one (segment, head, query tile) works on. */
 struct tile {
-    float q[TILE_Q][DIM_MAX];  /* scaled by scale * log2(e) */
+    float q[TILE_Q][STRIDE];   /* scaled by scale * log2(e) */
     float kt[DIM_MAX][TILE_K]; /* key tile, transposed */
-    float v[TILE_K][DIM_MAX];
+    float v[TILE_K][STRIDE];
     float p[TILE_Q][TILE_K]; /* logits, then weights */
-    float acc[TILE_Q][DIM_MAX];
+    float acc[TILE_Q][STRIDE];
     float top[TILE_Q], sum[TILE_Q];
 };
 
@@ -106,36 +107,81 @@ PD_CPU_BODY void load_keys(const struct job *job, int32_t key0, struct tile *til
     }
 }
 
-/* p = q k^T for ROWS queries and LANES keys at a time, so that the sums stay in registers. */
-PD_CPU_BODY void make_logits(struct tile *tile, uint32_t dim)
+/* Vectors as wide as one register with AVX, and without. */
+typedef float wide_t __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float narrow_t __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* out[rows][columns] += left[rows][inner] * right[inner][columns]; strides in floats. rows a multiple of
+ * ROWS, columns of LANES. */
+struct product {
+    const float *left, *right;
+    float *out;
+    uint32_t left_stride, right_stride, out_stride;
+    uint32_t rows, inner, columns;
+};
+
+/* Rows r to r + 3, two vectors of columns from c on: the eight sums stay in registers while each
+ * element of `right` is used four times. */
+#define DEFINE_MULTIPLY(name, vector_t)                                          \
+    PD_CPU_BODY void name(const struct product *p, uint32_t r, uint32_t c)       \
+    {                                                                            \
+        const float *left = p->left + r * p->left_stride, *right = p->right + c; \
+        float *out = p->out + r * p->out_stride + c;                             \
+        vector_t sums[ROWS][2];                                                  \
+        for (uint32_t y = 0; y < ROWS; y++)                                      \
+            memcpy(sums[y], out + y * p->out_stride, sizeof(sums[y]));           \
+        for (uint32_t i = 0; i < p->inner; i++, right += p->right_stride) {      \
+            const vector_t *columns = (const vector_t *)right;                   \
+            vector_t first = columns[0], second = columns[1];                    \
+            _Pragma("GCC unroll 4") for (uint32_t y = 0; y < ROWS; y++)          \
+            {                                                                    \
+                sums[y][0] += left[i + y * p->left_stride] * first;              \
+                sums[y][1] += left[i + y * p->left_stride] * second;             \
+            }                                                                    \
+        }                                                                        \
+        for (uint32_t y = 0; y < ROWS; y++)                                      \
+            memcpy(out + y * p->out_stride, sums[y], sizeof(sums[y]));           \
+    }
+DEFINE_MULTIPLY(multiply_wide, wide_t)
+DEFINE_MULTIPLY(multiply_narrow, narrow_t)
+
+PD_CPU_BODY void multiply(bool wide, struct product p)
 {
-    for (int32_t r = 0; r < TILE_Q; r += ROWS)
-        for (int32_t j = 0; j < TILE_K; j += LANES) {
-            float s[ROWS][LANES] = {{0}};
-            for (uint32_t i = 0; i < dim; i++)
-                for (int32_t y = 0; y < ROWS; y++)
-                    for (int32_t x = 0; x < LANES; x++)
-                        s[y][x] += tile->q[r + y][i] * tile->kt[i][j + x];
-            for (int32_t y = 0; y < ROWS; y++)
-                memcpy(&tile->p[r + y][j], s[y], sizeof(s[y]));
-        }
+    for (uint32_t r = 0; r < p.rows; r += ROWS)
+        for (uint32_t c = 0; c < p.columns; c += wide ? LANES : LANES / 2)
+            if (wide)
+                multiply_wide(&p, r, c);
+            else
+                multiply_narrow(&p, r, c);
 }
 
-/* acc += p v, the same shape. */
-PD_CPU_BODY void add_values(struct tile *tile, uint32_t dim)
+/* p = q k^T. */
+PD_CPU_BODY void make_logits(struct tile *tile, bool wide, uint32_t rows, uint32_t dim)
 {
-    for (int32_t r = 0; r < TILE_Q; r += ROWS)
-        for (uint32_t i = 0; i < dim; i += LANES) {
-            float s[ROWS][LANES];
-            for (int32_t y = 0; y < ROWS; y++)
-                memcpy(s[y], &tile->acc[r + y][i], sizeof(s[y]));
-            for (int32_t j = 0; j < TILE_K; j++)
-                for (int32_t y = 0; y < ROWS; y++)
-                    for (int32_t x = 0; x < LANES; x++)
-                        s[y][x] += tile->p[r + y][j] * tile->v[j][i + (uint32_t)x];
-            for (int32_t y = 0; y < ROWS; y++)
-                memcpy(&tile->acc[r + y][i], s[y], sizeof(s[y]));
-        }
+    memset(tile->p, 0, sizeof(tile->p));
+    multiply(wide, (struct product){.left = (const float *)tile->q,
+                                    .right = (const float *)tile->kt,
+                                    .out = (float *)tile->p,
+                                    .left_stride = STRIDE,
+                                    .right_stride = TILE_K,
+                                    .out_stride = TILE_K,
+                                    .rows = rows,
+                                    .inner = dim,
+                                    .columns = TILE_K});
+}
+
+/* acc += p v. */
+PD_CPU_BODY void add_values(struct tile *tile, bool wide, uint32_t rows, uint32_t dim)
+{
+    multiply(wide, (struct product){.left = (const float *)tile->p,
+                                    .right = (const float *)tile->v,
+                                    .out = (float *)tile->acc,
+                                    .left_stride = TILE_K,
+                                    .right_stride = STRIDE,
+                                    .out_stride = STRIDE,
+                                    .rows = rows,
+                                    .inner = TILE_K,
+                                    .columns = dim});
 }
 
 PD_CPU_BODY void mask_row(const struct job *job, int32_t key0, int32_t r, float *p)
@@ -211,19 +257,20 @@ PD_CPU_BODY void run_tile(const struct job *job)
 {
     struct tile tile;
     uint32_t dim = job->a->head_dim;
-    bool sums = job->a->sums != NULL;
-    int32_t end = job->keys;
+    bool sums = job->a->sums != NULL, wide = pd_cpu_level() != PD_CPU_BASE;
+    int32_t end = job->keys, rows = job->length - job->row0;
     if (job->a->causal && job->row0 + TILE_Q < end)
         end = job->row0 + TILE_Q;
+    rows = rows < TILE_Q ? (rows + ROWS - 1) / ROWS * ROWS : TILE_Q;
     load_queries(job, &tile);
     for (int32_t key0 = 0; key0 < end; key0 += TILE_K) {
         load_keys(job, key0, &tile);
-        make_logits(&tile, dim);
-        for (int32_t r = 0; r < TILE_Q; r++) {
+        make_logits(&tile, wide, (uint32_t)rows, dim);
+        for (int32_t r = 0; r < rows; r++) {
             mask_row(job, key0, r, tile.p[r]);
             softmax_row(&tile, r, dim, sums);
         }
-        add_values(&tile, dim);
+        add_values(&tile, wide, (uint32_t)rows, dim);
         if (sums && (key0 / TILE_K) % 1024 == 1023)
             flush_sums(job, &tile);
     }

@@ -11,6 +11,8 @@ enum pd_cpu_level { PD_CPU_BASE, PD_CPU_V3, PD_CPU_V4 };
 
 /* What this machine can run. Any thread. */
 enum pd_cpu_level pd_cpu_level(void);
+/* For tests: never more than this from now on. Before other threads exist. */
+void pd_cpu_level_limit(enum pd_cpu_level most);
 /* "x86-64-v3"; "generic" off x86. */
 const char *pd_cpu_level_name(enum pd_cpu_level level);
 

@@ -143,9 +143,8 @@ static void expect_good(const struct attention_shape *shape, uint64_t seed, doub
 }
 
 /* Lengths around every tile edge, alone and among others. */
-static void test_cpu_sweep(void **state)
+static void sweep(void)
 {
-    (void)state;
     static const int32_t edges[] = {1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 127, 128, 129, 200};
     double worst[2] = {0};
     for (uint32_t i = 0; i < sizeof(edges) / sizeof(*edges); i++)
@@ -167,6 +166,17 @@ static void test_cpu_sweep(void **state)
         }
     printf("%s: worst error / bound: fp32 %.2f, bf16 %.2f\n", pd_cpu_level_name(pd_cpu_level()),
            worst[0], worst[1]);
+}
+
+/* With every instruction set that this machine has. */
+static void test_cpu_sweep(void **state)
+{
+    (void)state;
+    enum pd_cpu_level machine = pd_cpu_level();
+    for (int level = PD_CPU_BASE; level <= (int)machine; level++) {
+        pd_cpu_level_limit((enum pd_cpu_level)level);
+        sweep();
+    }
 }
 
 static void test_cpu_repeats(void **state)

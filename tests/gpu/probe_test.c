@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "gpu/attention.h"
+#include "gpu/cpu_levels.h"
 #include "gpu/probe_cases.h"
 #include "gpu/probe_code.h"
 
@@ -205,9 +206,8 @@ static void test_no_false_alarm(void **state)
            full);
 }
 
-static void test_planted_faults(void **state)
+static void plant_all(void)
 {
-    (void)state;
     uint64_t random = 77;
     for (int fault = 0; fault < PD_FAULT_COUNT; fault++)
         for (int planted = 0; planted < PLANTED_EACH;) {
@@ -222,6 +222,18 @@ static void test_planted_faults(void **state)
                 fail_msg("not found: %s, case %d", pd_fault_name((enum pd_fault)fault), planted);
         }
     printf("%d faults, %d batches each: all found\n", PD_FAULT_COUNT, PLANTED_EACH);
+}
+
+/* With every instruction set that this machine has. */
+static void test_planted_faults(void **state)
+{
+    (void)state;
+    enum pd_cpu_level machine = pd_cpu_level();
+    for (int level = PD_CPU_BASE; level <= (int)machine; level++) {
+        pd_cpu_level_limit((enum pd_cpu_level)level);
+        printf("%s: ", pd_cpu_level_name(pd_cpu_level()));
+        plant_all();
+    }
 }
 
 /* A length that is wrong in all arrays alike is a valid batch: only the log knows better. */
