@@ -1,7 +1,8 @@
 /* Blocks, parts, sorted runs, and a measure of the result.
  *
- * Between the plan (packs in order) and the steps of a job. Pure, any thread. Invariant: a part's order is a permutation of its packs, so each pack is in
- * exactly one step. It never changes a pack: caps are the planner's and stay as they are. */
+ * Between the plan (packs in order) and the steps of a job. Pure, any thread. Invariant: a part's
+ * order is a permutation of its packs, so each pack is in exactly one step. It never changes a
+ * pack: caps are the planner's and stay as they are. */
 #include "packer/balance.h"
 
 #include "base/check.h"
@@ -43,7 +44,8 @@ static uint64_t payload_bytes(const struct pd_balance_pack *packs, uint32_t coun
     return sum;
 }
 
-/* The part that begins at part->first_step: as many whole steps as fit. False: that is not known before more is planned. */
+/* The part that begins at part->first_step: as many whole steps as fit. False: that is not known
+ * before more is planned. */
 static bool fill_part(const struct pd_balance *balance, const struct pd_balance_block *block,
                       const struct pd_balance_packs *packs, struct pd_balance_part *part)
 {

@@ -1,17 +1,20 @@
 /* Balance: which packs of a job make which step, so that the ranks of a step have equal work.
  *
- * Attention is quadratic: packs of equally many tokens may differ twofold in work. So the packs of a block of steps are sorted by cost, each step is a run of
- * P = step_packs neighbours, and the runs are permuted by (seed, block): neighbours in cost meet in one step, ranks wait for nobody, and steps
- * do not come in the order of their cost.
+ * Attention is quadratic: packs of equally many tokens may differ twofold in work. So the packs of
+ * a block of steps are sorted by cost, each step is a run of P = step_packs neighbours, and the
+ * runs are permuted by (seed, block): neighbours in cost meet in one step, ranks wait for nobody,
+ * and steps do not come in the order of their cost.
  *
  *   steps of the job   0 | 1 | 2 3 | 4 5 6 7 | 8 .. 15 | 16 .. 31 | 32 .. 47 | ...
  *   block              0 | 1 |  2  |    3    |    4    |    5     |    6     | ...
  *
- * Where the payload of a block passes block_bytes it falls into parts, each as many steps as fit, never less than one: which ones depends on the packs of that
- * block alone, so no state goes from block to block, and a job goes on anywhere from the packs of one block.
+ * Where the payload of a block passes block_bytes it falls into parts, each as many steps as fit,
+ * never less than one: which ones depends on the packs of that block alone, so no state goes from
+ * block to block, and a job goes on anywhere from the packs of one block.
  *
- * A pure function of (packs of the block, P, block_bytes, seed, block number). Nothing here knows dp_size, rows or accum: another world size leaves
- * every step as it is. Integers only, any thread. */
+ * A pure function of (packs of the block, P, block_bytes, seed, block number). Nothing here knows
+ * dp_size, rows or accum: another world size leaves every step as it is. Integers only, any thread.
+ */
 #ifndef PD_PACKER_BALANCE_H
 #define PD_PACKER_BALANCE_H
 
@@ -52,30 +55,34 @@ struct pd_balance_part {
     uint32_t first_step; /* counted from the block's first */
     uint32_t steps;
     uint32_t first_pack; /* counted from the block's first */
-    uint32_t pack_count; /* steps * P, less in a last, partly filled step: that is a part of its own */
+    uint32_t pack_count; /* steps * P; less in a last, partly filled step, a part of its own */
 };
 
 /* The block that a step of the job lies in; by number. */
 struct pd_balance_block pd_balance_block_of(uint64_t step);
 struct pd_balance_block pd_balance_block_at(uint64_t number);
 
-/* The part that holds `step` (counted from the block's first). PD_EAGAIN: not all of it is planned yet; PD_EEND: the feed ends before it. */
+/* The part that holds `step` (counted from the block's first). PD_EAGAIN: not all of it is planned
+ * yet; PD_EEND: the feed ends before it. */
 int pd_balance_part_of(const struct pd_balance *balance, const struct pd_balance_block *block,
                        const struct pd_balance_packs *packs, uint32_t step,
                        struct pd_balance_part *part) PD_MUST_CHECK;
 
-/* order[i], i < part->pack_count: which of the part's packs (0 = the part's first) is entry i of its steps, step after step. `packs` are the part's. */
+/* order[i], i < part->pack_count: which of the part's packs (0 = the part's first) is entry i of
+ * its steps, step after step. `packs` are the part's. */
 void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_block *block,
                      const struct pd_balance_part *part, const struct pd_balance_pack *packs,
                      uint32_t *order);
 
-/* All packs of a job in the order of its steps: order[i] is entry i of the job's pack order. Packs of a part that is not planned whole, and is not the end,
- * are left out; returns how many were put. */
+/* All packs of a job in the order of its steps: order[i] is entry i of the job's pack order. Packs
+ * of a part that is not planned whole, and is not the end, are left out; returns how many were put.
+ */
 uint32_t pd_balance_order(const struct pd_balance *balance, const struct pd_balance_pack *packs,
                           uint32_t count, bool ended, uint32_t *order);
 
-/* How equal the ranks of a world are: the mean over steps of the largest rank's cost over the mean rank's, in parts per million (1,000,000 is equal work).
- * costs[i] is entry i of the job's pack order; only whole steps count. */
+/* How equal the ranks of a world are: the mean over steps of the largest rank's cost over the mean
+ * rank's, in parts per million (1,000,000 is equal work). costs[i] is entry i of the job's pack
+ * order; only whole steps count. */
 struct pd_world {
     uint32_t dp_size, rows, accum; /* each >= 1; P is their product */
 };

@@ -1,7 +1,8 @@
 /* Arithmetic of the cost model.
  *
- * Balance sorts packs by it, `packctl plan` predicts with it. Pure, any thread. Invariant: sums saturate, they never wrap, so more work never reads as less.
- * Measures nothing: which alpha and beta a machine has is for its user to say. */
+ * Balance sorts packs by it, `packctl plan` predicts with it. Pure, any thread. Invariant: sums
+ * saturate, they never wrap, so more work never reads as less. Measures nothing: which alpha and
+ * beta a machine has is for its user to say. */
 #include "packer/cost.h"
 
 #include "base/check.h"

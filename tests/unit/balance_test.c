@@ -1,4 +1,5 @@
-/* Balance: blocks and parts by hand, conservation and causality on random packs (seeds printed), and equal work on the long length laws. */
+/* Balance: blocks and parts by hand, conservation and causality on random packs (seeds printed),
+ * and equal work on the long length laws. */
 #include "packer/balance.h"
 #include "packer/cost.h"
 #include "tests/unit/planner_feed.h"
@@ -74,7 +75,8 @@ static void naive_order(const struct pd_balance *b, const struct made *made, uin
     }
 }
 
-/* Each run is P neighbours by (cost, number): no pack of a part lies, by rank, between two packs of another of its steps. */
+/* Each run is P neighbours by (cost, number): no pack of a part lies, by rank, between two packs of
+ * another of its steps. */
 static void assert_runs(const struct pd_balance *b, const struct made *made, const uint32_t *sizes)
 {
     uint32_t at = 0, step = 0;
@@ -126,7 +128,8 @@ static void test_random(void **state)
     }
 }
 
-/* What is served while more packs come is what the whole feed gives: nothing served changes later. */
+/* What is served while more packs come is what the whole feed gives: nothing served changes later.
+ */
 static void test_prefix(void **state)
 {
     (void)state;
@@ -142,7 +145,7 @@ static void test_prefix(void **state)
         for (uint32_t count = 0; count <= made.count; count++) {
             uint32_t put = pd_balance_order(&b, made.packs, count, false, early);
             if (put < last || memcmp(early, made.order, put * sizeof *early) != 0)
-                fail_msg("seed %lu: after %u packs the order is another", (unsigned long)seed, count);
+                fail_msg("seed %lu: another order after %u packs", (unsigned long)seed, count);
             last = put;
         }
         assert_true(last + PD_BALANCE_STEPS_MAX * b.step_packs > made.count);
@@ -210,7 +213,8 @@ static void test_seed_moves_runs_only(void **state)
     drop(&made);
 }
 
-/* The same packs make a step whatever the world: the order is not told, and entry j goes to (j / (dp*rows), (j / rows) % dp, j % rows). */
+/* The same packs make a step whatever the world: the order is not told, and entry j goes to (j /
+ * (dp*rows), (j / rows) % dp, j % rows). */
 static void test_worlds(void **state)
 {
     const struct pd_world worlds[] = {{8, 1, 1}, {2, 2, 2}, {4, 1, 2}, {1, 8, 1}, {1, 1, 8}};
@@ -246,7 +250,8 @@ static void test_imbalance(void **state)
 
 /* ---- equal work on the long laws ---- */
 
-/* A job's first steps are in short blocks and less equal: as many steps as make 1,024 micro-steps dilute them. */
+/* A job's first steps are in short blocks and less equal: as many steps as make 1,024 micro-steps
+ * dilute them. */
 enum { MICRO_STEPS = 1024 };
 
 struct law {
@@ -343,8 +348,10 @@ static void check_law(const struct law *law)
     struct pd_imbalance on = measure(&made, made.order, law->world);
     print_message("%s R=%u M=%u: max/mean per micro-step %.3f -> %.3f, per step %.3f -> %.3f\n",
                   law->name, law->world.dp_size, law->world.accum, (double)off.micro_ppm / 1e6,
-                  (double)on.micro_ppm / 1e6, (double)off.step_ppm / 1e6, (double)on.step_ppm / 1e6);
-    assert_int_equal(on.steps, MICRO_STEPS / law->world.accum); /* counts per rank are equal: whole steps of P packs */
+                  (double)on.micro_ppm / 1e6, (double)off.step_ppm / 1e6,
+                  (double)on.step_ppm / 1e6);
+    /* Whole steps of P packs: counts are equal per rank. */
+    assert_int_equal(on.steps, MICRO_STEPS / law->world.accum);
     assert_true(on.micro_ppm <= 1050000);
     assert_true(on.step_ppm <= 1050000);
     drop(&made);
