@@ -130,10 +130,6 @@ static void take_body(struct fit *fit, uint32_t rest)
     take(fit, window->oldest);
     while (window->oldest != PD_SLOT_NONE && fits(fit, window->oldest)) {
         const struct pd_node *node = &window->nodes[window->oldest];
-        if (node->newer != PD_SLOT_NONE) {
-            __builtin_prefetch(&window->entries[node->newer]);
-            __builtin_prefetch(&window->fifos[window->nodes[node->newer].key], 1);
-        }
         bool ends = fit->keys - node->key < rest || fit->segments <= 2;
         if (ends && node->key != fit->keys)
             return;

@@ -10,8 +10,6 @@
 
 enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED };
 
-#define RUN_AHEAD 4 /* heads looked at before their turn, so that their fifos are at hand by then */
-
 enum step { STEP_TOOK = PD_REFILL_BLOCKED + 1 };
 
 static uint64_t bytes_of_part(uint64_t sample_bytes, uint32_t part_tokens, uint32_t sample_tokens)
@@ -238,12 +236,9 @@ static void take_run(struct pd_planner *planner)
     struct pd_cursor at = planner->lanes.lane[0].cursor;
     if (!heads || planner->records.skip_count > 0)
         return;
-    const uint32_t at_hand = count;
     if (count > window->capacity - window->count)
         count = window->capacity - window->count;
     for (; taken < count; taken++) {
-        if (taken + RUN_AHEAD < at_hand)
-            pd_window_expect(window, heads[taken + RUN_AHEAD].length_tokens);
         const struct pd_head *head = &heads[taken];
         if (!pd_lanes_sound(head, at) || head->block >= before ||
             !pd_cut_fits(head, pd_planner_room(rules)) ||

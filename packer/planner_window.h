@@ -84,12 +84,6 @@ static inline uint32_t pd_window_key_of(const struct pd_window *window, uint32_t
 {
     return window->align == 1 ? tokens : (tokens + window->align - 1) / window->align;
 }
-/* An entry of that many tokens will enter soon: its fifo is fetched meanwhile. */
-static inline void pd_window_expect(const struct pd_window *window, uint32_t tokens)
-{
-    uint32_t key = pd_window_key_of(window, tokens);
-    __builtin_prefetch(&window->fifos[key < window->key_max ? key : window->key_max], 1);
-}
 static inline uint32_t pd_window_mean(const struct pd_window *window)
 {
     return (uint32_t)(window->mean_fixed >> 16);
