@@ -111,8 +111,8 @@ PD_CPU_BODY void load_keys(const struct job *job, int32_t key0, struct tile *til
 typedef float wide_t __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float narrow_t __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* out[rows][columns] += left[rows][inner] * right[inner][columns]; strides in floats. rows a multiple of
- * ROWS, columns of LANES. */
+/* out[rows][columns] += left[rows][inner] * right[inner][columns]; strides in floats. rows a
+ * multiple of ROWS, columns of LANES. */
 struct product {
     const float *left, *right;
     float *out;

@@ -524,15 +524,17 @@ static int dev_plan_attention(const struct pd_attention *a, struct dev_plan *pla
     bool dim =
         sums ? bf16 && a->head_dim == 64 && a->row_sum : a->head_dim == 64 || a->head_dim == 128;
     bool strides = (a->q_stride | a->k_stride | a->v_stride | a->out_stride) % 8 == 0;
+    bool aligned =
+        ((uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->out) % 16 == 0;
     uint64_t rows = bf16 ? (uint64_t)BF16_ROWS : (uint64_t)F32_ROWS;
     uint64_t blocks = a->tokens / rows + a->segment_count;
-    if (!heads || !dim || !strides || a->segment_count == 0 || blocks > 0x7fffffffu ||
+    if (!heads || !dim || !strides || !aligned || a->segment_count == 0 || blocks > 0x7fffffffu ||
         !(a->scale > 0))
         return pd_error_set(
             error, PD_EINVAL, "ATTENTION_SHAPE",
             "attention: %u heads over %u KV heads, head dim %u, %u segments, %llu blocks: "
             "heads must be a multiple of KV heads and at most 65535, head dim 64 or 128 "
-            "(64 in bf16 for sums), strides multiples of 8, scale positive",
+            "(64 in bf16 for sums), strides multiples of 8, arrays 16-byte aligned, scale positive",
             a->heads, a->heads_kv, a->head_dim, a->segment_count, (unsigned long long)blocks);
     plan->grid_x = (uint32_t)blocks;
     plan->grid_y = a->heads;

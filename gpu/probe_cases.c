@@ -25,6 +25,8 @@ struct pd_case_rules pd_case_rules_random(uint64_t *state, uint32_t tokens_max)
 {
     struct pd_case_rules rules = {.rows = 1 + below(state, 4)};
     rules.seg_align = 1u << below(state, 4);
+    while (rules.seg_align > tokens_max / rules.rows)
+        rules.seg_align /= 2;
     uint32_t units = tokens_max / rules.rows / rules.seg_align;
     rules.width = (1 + below(state, units)) * rules.seg_align;
     rules.pad_segment = 1 + below(state, 2 * rules.width);

@@ -34,8 +34,8 @@ struct pd_case_rules {
 /* A generator of random numbers, the same everywhere. */
 uint64_t pd_case_random(uint64_t *state);
 
-/* Rules for a random batch of at most tokens_max tokens: one to four rows, often with gaps, short
- * tails and whole rows of padding. */
+/* Rules for a random batch of at most tokens_max (>= 4) tokens: one to four rows, often with
+ * gaps, short tails and whole rows of padding. */
 struct pd_case_rules pd_case_rules_random(uint64_t *state, uint32_t tokens_max);
 /* Fills the case with a valid batch. */
 void pd_case_make(struct pd_case *made, const struct pd_case_rules *rules, uint64_t *state);

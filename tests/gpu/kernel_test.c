@@ -222,7 +222,7 @@ static void test_refusals(void **state)
                                       .heads_kv = 2,
                                       .head_dim = 64,
                                       .scale = 1};
-    struct pd_attention bad[7] = {good, good, good, good, good, good, good};
+    struct pd_attention bad[8] = {good, good, good, good, good, good, good, good};
     bad[0].heads_kv = 3;
     bad[1].head_dim = 96;
     bad[2].q_stride = 60;
@@ -230,7 +230,8 @@ static void test_refusals(void **state)
     bad[4].heads = 65536;
     bad[5].segment_count = 0;
     bad[6].sums = (int32_t *)(uintptr_t)cu; /* sums in fp32 */
-    for (int i = 0; i < 7; i++) {
+    bad[7].v = (const void *)(uintptr_t)8;
+    for (int i = 0; i < 8; i++) {
         struct pd_error error;
         assert_int_equal(simt->attention(simt, &bad[i], &error), PD_EINVAL);
         assert_string_equal(error.reason, "ATTENTION_SHAPE");

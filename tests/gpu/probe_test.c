@@ -187,6 +187,77 @@ static void test_garbage(void **state)
     }
 }
 
+/* What a safe slot is, looked up key by key: one row, positions 0, 1, 2, ..., one segment's
+ * tokens and then its gap, or padding alone; with a full mask, keys up to the real length. */
+static bool slot_is_safe(uint32_t s)
+{
+    const struct pd_probe_batch *b = &made.batch;
+    int32_t first = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], real = 0;
+    if (first == end)
+        return true;
+    int32_t owner = b->segment_ids[first], width = (int32_t)b->width;
+    while (first + real < end && owner > 0 && b->segment_ids[first + real] == owner)
+        real++;
+    for (int32_t t = first; t < end; t++)
+        if (t / width != first / width || b->positions[t] != t - first ||
+            (t >= first + real && b->segment_ids[t] != 0))
+            return false;
+    return owner <= width && (b->causal || pd_probe_used_of(b, s) == (real ? real : end - first));
+}
+
+static bool batch_is_safe(void)
+{
+    const struct pd_probe_batch *b = &made.batch;
+    if (b->cu_seqlens[0] != 0 || b->cu_seqlens[b->segment_count] != (int32_t)(b->rows * b->width))
+        return false;
+    for (uint32_t s = 0; s < b->segment_count; s++)
+        if (b->cu_seqlens[s + 1] < b->cu_seqlens[s])
+            return false;
+    for (uint32_t s = 0; s < b->segment_count; s++)
+        if (!slot_is_safe(s))
+            return false;
+    return true;
+}
+
+/* Changes one entry of one array to another value that it might plausibly have. */
+static void disturb(uint64_t *random)
+{
+    uint32_t tokens = made.batch.rows * made.batch.width, segments = made.batch.segment_count;
+    int32_t *arrays[] = {made.segment_ids, made.positions, made.cu_seqlens, made.seq_lens};
+    uint32_t sizes[] = {tokens, tokens, segments + 1, segments};
+    uint32_t which = (uint32_t)(pd_case_random(random) % 4);
+    uint32_t at = (uint32_t)(pd_case_random(random) % sizes[which]);
+    uint32_t other = (uint32_t)(pd_case_random(random) % sizes[which]);
+    arrays[which][at] = pd_case_random(random) % 2
+                            ? arrays[which][other]
+                            : arrays[which][at] + (int32_t)(pd_case_random(random) % 5) - 2;
+}
+
+/* The sums say what a look at every key says, on batches with none to three wrong entries. */
+static void test_equals_the_definition(void **state)
+{
+    (void)state;
+    uint64_t random = 1234;
+    int safe = 0, rounds = 60000;
+    for (int i = 0; i < rounds; i++) {
+        struct pd_probe_result result;
+        bool admitted;
+        struct pd_case_rules rules = pd_case_rules_random(&random, i % 2 ? 12 : 40);
+        pd_case_make(&made, &rules, &random);
+        for (int changes = i % 4; changes > 0; changes--)
+            disturb(&random);
+        assert_int_equal(pd_probe_admit(&made.batch, kinds, &admitted, NULL), 0);
+        if (admitted)
+            pd_probe_cpu(&made.batch, made.positions, kinds);
+        pd_probe_report(&made.batch, kinds, &result);
+        if ((result.violation_count == 0) != batch_is_safe())
+            fail_msg("round %d: the probe counts %d violations", i, (int)result.violation_count);
+        safe += result.violation_count == 0;
+    }
+    printf("%d batches, %d of them safe: probe and definition agree\n", rounds, safe);
+    assert_true(safe > rounds / 4 + 100); /* also some that were disturbed */
+}
+
 static void test_no_false_alarm(void **state)
 {
     (void)state;
@@ -334,6 +405,7 @@ int main(void)
         cmocka_unit_test(test_full_mask_leak),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_equals_the_definition),
         cmocka_unit_test(test_no_false_alarm),
         cmocka_unit_test(test_planted_faults),
         cmocka_unit_test(test_wrong_length_needs_the_log),
