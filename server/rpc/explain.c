@@ -23,6 +23,8 @@ struct explanation {
     uint32_t feed_index;
     Packd__V1__ExplainResponse response;
     size_t samples;
+    struct pd_totals totals; /* of the packs so far; attention_cost is the sum of n*n */
+    uint64_t tail_tokens, row_padding_tokens;
 };
 
 /* The index of a stream's name in the table, added where it is new. */
@@ -91,6 +93,7 @@ static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t ent
     out->dp_rank = entry / spec->rows % spec->dp_size;
     out->row = entry % spec->rows;
     if (!pack) {
+        of->row_padding_tokens += of->feed->rules.seq_len;
         out->pack = -1;
         out->way = PACKD__V1__PACK_WAY__PACK_ROW_PADDING;
         return out;
@@ -104,6 +107,9 @@ static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t ent
     out->tail = of->feed->rules.seq_len - pack->used_slots;
     out->cost = totals.attention_cost;
     out->samples = samples_of(of, pack);
+    pd_totals_add(&of->totals, pack, of->feed->layout.loss,
+                  (struct pd_cost){.alpha = 0, .beta = 1});
+    of->tail_tokens += out->tail;
     of->samples += pack->segment_count;
     return out;
 }
@@ -131,6 +137,34 @@ static int explain_packs(struct explanation *of, uint64_t first_pack, uint32_t p
     }
     pd_pack_fini(&pack);
     return rc;
+}
+
+/* Of the whole step, where the answer holds all its packs; padding as with width: fixed. */
+static void explain_totals(struct explanation *of)
+{
+    Packd__V1__Totals *out = pd_arena_take(&of->arena, sizeof(*out));
+    Packd__V1__LossTotal *loss = pd_arena_take(&of->arena, sizeof(*loss));
+
+    if (of->response.n_packs != of->response.packs_total)
+        return;
+    packd__v1__totals__init(out);
+    packd__v1__loss_total__init(loss);
+    loss->name = (char *)"tokens";
+    loss->count = (int64_t)of->totals.loss_tokens;
+    loss->weight = of->totals.loss_weight;
+    out->loss = pd_arena_take(&of->arena, sizeof(*out->loss));
+    out->loss[0] = loss;
+    out->n_loss = 1;
+    out->real_tokens = of->totals.real_tokens;
+    out->tail_padding = of->tail_tokens;
+    out->gap = of->totals.gap_tokens;
+    out->row_padding = of->row_padding_tokens;
+    out->overlap_tokens = of->totals.overlap_tokens;
+    out->samples = of->totals.samples;
+    out->segments = of->totals.segments;
+    out->attention_cost = of->totals.attention_cost;
+    out->patches = of->totals.patches;
+    of->response.totals = out;
 }
 
 static void explain_facts(struct explanation *of, uint64_t last_pack)
@@ -161,6 +195,8 @@ static int explain_planned(struct pd_call *call, struct explanation *of, uint64_
     if (rc != 0)
         return rc;
     rc = explain_packs(of, first_pack, pack_count);
+    if (rc == 0)
+        explain_totals(of);
     if (rc == 0 && pack_count > 0)
         explain_facts(of, first_pack + pack_count - 1);
     pd_log_reader_end(of->reader);

@@ -166,6 +166,8 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->streams_total = feed->stream_count;
     out->end_requested = feed->end_declared;
     out->ended = feed->ended;
+    if (feed->stopped)
+        out->halted = (char *)feed->stop.text;
     out->packed_samples = feed->planner.samples;
     out->packed_tokens = feed->planner.real_tokens;
     fill_ingest(report, out, feed);
