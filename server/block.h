@@ -1,10 +1,13 @@
-/* A block: the samples of one SampleBlock on their way from the door into the log, and its head as the log keeps it.
+/* A block: the samples of one SampleBlock on their way from the door into the log, and its head
+ * as the log keeps it.
  *
- *   wire ──door: parse, check, digest──> pd_block ──mailbox──> sequencer ──> log: heads[(feed, lane, position)] = encoded head
- *                                        (body still in the                       bodies[(position, piece)] = body, <= 1 MiB a piece
+ *   wire ──door: parse, check, digest──> pd_block ──mailbox──> sequencer ──> log
+ *                                        (body still in the
  *                                         transport's memory)
+ *   log: heads[(feed, lane, position)] = encoded head, bodies[(position, piece)] = <= 1 MiB each
  *
- * The body is not copied before the log writes it: `pieces` point into memory that the transport keeps until `release`. */
+ * The body is not copied before the log writes it: `pieces` point into memory that the transport
+ * keeps until `release`. */
 #ifndef PD_SERVER_BLOCK_H
 #define PD_SERVER_BLOCK_H
 
@@ -18,19 +21,22 @@
 
 #define PD_PIECE_BYTES_MAX (1u << 20)
 #define PD_BLOCK_SAMPLES_MAX (1u << 16)
-/* An encoded head is one log record: a block whose head would be larger is refused (HEAD_TOO_LARGE). */
+/* An encoded head is one log record: a block whose head would be larger is refused
+ * (HEAD_TOO_LARGE). */
 #define PD_BLOCK_HEAD_BYTES_MAX (1u << 20)
 
-/* The columnar head. Arrays have `count` entries unless said otherwise; NULL = the default for every sample. All owned by the head (decode and the
- * door allocate them in one arena). Body layout: tokens of all samples in order (int32), then labels (int32) where has_labels.
+/* The columnar head. Arrays have `count` entries unless said otherwise; NULL = the default for
+ * every sample. All owned by the head (decode and the door allocate them in one arena). Body
+ * layout: tokens of all samples in order (int32), then labels (int32) where has_labels.
  *
- * A sample that was refused keeps its place (its seq is used up) and its bytes in the body, but is flagged and never planned. */
+ * A sample that was refused keeps its place (its seq is used up) and its bytes in the body, but
+ * is flagged and never planned. */
 struct pd_block_head {
     uint64_t position; /* log position, set by the log */
     uint32_t feed, lane, stream, source;
     uint64_t first_seq; /* seq of entry 0 */
     uint32_t count;     /* <= PD_BLOCK_SAMPLES_MAX */
-    uint32_t first_index; /* entries below were duplicates when the block was appended: never planned */
+    uint32_t first_index; /* entries below were duplicates when it was appended: never planned */
     bool has_labels;
     uint64_t body_bytes;
     uint32_t *lengths;       /* tokens */
@@ -38,14 +44,18 @@ struct pd_block_head {
     uint64_t *token_digests; /* XXH3-64 of the sample's token bytes as pushed */
     uint64_t *label_digests; /* of its label bytes; NULL without labels */
     float *weights;
-    uint32_t *loss_run_ends; /* running end of each sample's runs in loss_runs; NULL = no sample has runs */
-    uint32_t *loss_runs;     /* as pd_loss_runs, one sample after the other; a sample without entries is fully on */
+    /* Running end of each sample's runs in loss_runs; NULL = no sample has runs. The runs are as in
+     * pd_loss_runs, one sample after the other; a sample without entries is fully on. */
+    uint32_t *loss_run_ends;
+    uint32_t *loss_runs;
     uint32_t *span_ends;     /* running end of each sample's spans */
     struct pd_span *spans;
-    uint32_t *key_ends, *group_ends; /* running ends in bytes of `keys`, `groups`; NULL = no sample has one */
+    /* Running ends in bytes of `keys`, `groups`; NULL = no sample has one. */
+    uint32_t *key_ends, *group_ends;
     uint8_t *keys, *groups;
     uint64_t *versions;
-    uint64_t *token_offsets; /* derived: first token of each sample in the body's token column, count + 1 entries */
+    /* Derived: first token of each sample in the body's token column, count + 1 entries. */
+    uint64_t *token_offsets;
     void *arena;             /* owns the arrays */
 };
 
@@ -58,20 +68,25 @@ struct pd_block {
     struct pd_block_head head;
     struct pd_piece *pieces; /* the body's bytes in order, any cut */
     uint32_t piece_count;
-    void (*release)(struct pd_block *block); /* gives the memory back to the transport and frees the block */
+    /* Gives the memory back to the transport and frees the block. */
+    void (*release)(struct pd_block *block);
     void *owner;
 };
 
-/* Whether the head says nothing impossible: counts, lengths, runs and spans inside their samples, finite weights, a body that holds the
- * columns. PD_EINVAL BAD_BLOCK names what is wrong. decode applies the same rules. */
+/* Whether the head says nothing impossible: counts, lengths, runs and spans inside their
+ * samples, finite weights, a body that holds the columns. PD_EINVAL BAD_BLOCK names what is
+ * wrong. decode applies the same rules. */
 int pd_block_head_check(const struct pd_block_head *head, struct pd_error *error) PD_MUST_CHECK;
 /* Bytes that encode would append. */
 size_t pd_block_head_size(const struct pd_block_head *head);
-/* The head's fixed, versioned encoding with a digest of its own; position is not part of it (it is the key). */
+/* The head's fixed, versioned encoding with a digest of its own; position is not part of it (it
+ * is the key). */
 void pd_block_head_encode(const struct pd_block_head *head, struct pd_buf *buf);
-/* PD_ECORRUPT where the bytes are not what encode wrote (digest, counts, bounds: nothing is trusted), PD_ENOMEM. */
+/* PD_ECORRUPT where the bytes are not what encode wrote (digest, counts, bounds: nothing is
+ * trusted), PD_ENOMEM. */
 int pd_block_head_decode(struct pd_block_head *head, const void *data, size_t size) PD_MUST_CHECK;
-/* The same without copying: the arrays point into `data`, which must outlive the head, where that is aligned to 8 bytes. */
+/* The same without copying: the arrays point into `data`, which must outlive the head, where
+ * that is aligned to 8 bytes. */
 int pd_block_head_map(struct pd_block_head *head, const void *data, size_t size) PD_MUST_CHECK;
 void pd_block_head_fini(struct pd_block_head *head);
 

@@ -4,11 +4,13 @@
  *   heads     (feed, lane, position)       a block's head, where the planner reads lanes from
  *   bodies    (position, piece)            <= 1 MiB each
  *   plans     (feed, pack)                 an encoded pd_pack
- *   streams, feeds, jobs, snapshots, meta  caches of the fold over the records, and the random log_id
+ *   streams, sources, feeds, jobs, snapshots   caches of the fold over the records
+ *   meta      the random log_id, format, incarnation, next position
  *
- * Writing functions: sequencer thread only, inside begin .. commit. Reading functions with a pd_log_reader: any one thread at a time
- * per reader; a reader's transaction must be short (it keeps pages from being reused). Keys are big-endian, values little-endian with a
- * digest where damage could otherwise pass unseen. */
+ * Writing functions: sequencer thread only, inside begin .. commit. Reading functions with a
+ * pd_log_reader: any one thread at a time per reader; a reader's transaction must be short (it
+ * keeps pages from being reused). Keys are big-endian, values little-endian with a digest where
+ * damage could otherwise pass unseen. */
 #ifndef PD_SERVER_LOG_H
 #define PD_SERVER_LOG_H
 
@@ -26,8 +28,9 @@ struct pd_log_options {
     enum pd_durability durability;
 };
 
-/* Opens or creates the log and takes the directory's lock. PD_EEXIST: another daemon holds it (the text names its pid); PD_EIO, PD_ENOSPC: the path
- * and the system's reason; PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place. */
+/* Opens or creates the log and takes the directory's lock. PD_EEXIST: another daemon holds it
+ * (the text names its pid); PD_EIO, PD_EFULL NO_SPACE: the path and the system's reason;
+ * PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place. */
 int pd_log_open(const struct pd_log_options *options, struct pd_log **log, struct pd_error *error)
     PD_MUST_CHECK;
 void pd_log_close(struct pd_log *log);
@@ -42,33 +45,41 @@ uint64_t pd_log_used_bytes(const struct pd_log *log);
 int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader, struct pd_error *error)
     PD_MUST_CHECK;
 void pd_log_reader_free(struct pd_log_reader *reader);
-/* Starts a short read transaction over the newest commit / ends it. What the functions below return is borrowed until end. */
+/* Starts a short read transaction over the newest commit / ends it. What the functions below
+ * return is borrowed until end. */
 int pd_log_reader_begin(struct pd_log_reader *reader) PD_MUST_CHECK;
 void pd_log_reader_end(struct pd_log_reader *reader);
-/* A planned pack, decoded into *pack (cleared first). PD_ENOTFOUND: not planned yet, or trimmed. PD_ECORRUPT, PD_ENOMEM. */
+/* A planned pack, decoded into *pack (cleared first). PD_ENOTFOUND: not planned yet, or trimmed.
+ * PD_ECORRUPT, PD_ENOMEM. */
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                      struct pd_pack *pack) PD_MUST_CHECK;
-/* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls for one block are cheap). */
+/* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls
+ * for one block are cheap). */
 int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,
                      const struct pd_block_head **head) PD_MUST_CHECK;
-/* Copies `size` bytes at `offset` of a block's body to dst: across pieces, each byte once. PD_ECORRUPT where a piece is missing or short. */
+/* Copies `size` bytes at `offset` of a block's body to dst: across pieces, each byte once.
+ * PD_ECORRUPT where a piece is missing or short. */
 int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, size_t size,
                      void *dst) PD_MUST_CHECK;
-/* What held when pack `number` was planned, for the header of batches: the chain over the plans 0 .. number, the digest of the feed's configuration and
- * the planner's version in force. Errors as pd_log_read_pack. */
+/* What held when pack `number` was planned, for the header of batches: the chain over the plans
+ * 0 .. number, the digest of the feed's configuration and the planner's version in force. Errors
+ * as pd_log_read_pack. */
 struct pd_plan_facts {
     uint64_t plan_digest, config_digest;
     uint32_t planner_version;
 };
 int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                            struct pd_plan_facts *facts) PD_MUST_CHECK;
-/* The names behind the numbers in plans and heads, for the sample table; source 0 is "". PD_ENOTFOUND, PD_ECORRUPT. */
+/* The names behind the numbers in plans and heads, for the sample table; source 0 is "".
+ * PD_ENOTFOUND, PD_ECORRUPT. */
 int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_t stream,
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
-/* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the digest taken at the door (whole samples over the bytes just
- * copied; parts by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies, struct pd_error *error);
+/* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the
+ * digest taken at the door (whole samples over the bytes just copied; parts by re-reading the
+ * whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
+                   struct pd_error *error);
 
 #endif

@@ -1,8 +1,10 @@
-/* A page of the log's map that the file cannot give (cut off, unreadable disk) arrives as SIGBUS or SIGSEGV in whoever touches it. This turns it into one
- * line that names file and offset, and an exit, in place of a silent death.
+/* A page of the log's map that the file cannot give (cut off, unreadable disk) arrives as SIGBUS
+ * or SIGSEGV in whoever touches it. This turns it into one line that names file and offset, and
+ * an exit, in place of a silent death.
  *
- * Place: installed when a log is opened, for the whole process, where nobody else handles these signals. Runs on the thread that faulted, with system
- * calls alone. Faults anywhere else are left to the default: they kill the process as they always do. */
+ * Place: installed when a log is opened, for the whole process, where nobody else handles these
+ * signals. Runs on the thread that faulted, with system calls alone. Faults anywhere else are
+ * left to the default: they kill the process as they always do. */
 #include "server/log_internal.h"
 
 #include <fcntl.h>
@@ -54,7 +56,8 @@ static const char *read_hex(const char *at, uint64_t *value)
     }
 }
 
-/* "from-to perms offset dev inode path": the path and the place in it, where the line's range holds the address. */
+/* "from-to perms offset dev inode path": the path and the place in it, where the line's range
+ * holds the address. */
 static const char *match(const char *line, uint64_t address, uint64_t *place)
 {
     uint64_t from, to, offset;

@@ -1,9 +1,9 @@
-/* What the parts of the log share: log.c (life), log_fault.c, log_writer.c and log_reader.c. Nobody else
- * includes this.
+/* What the parts of the log share: log.c (life), log_fault.c, log_writer.c and log_reader.c.
+ * Nobody else includes this.
  *
  * Keys (big-endian): records (position), heads (feed, lane, position), bodies (position, piece),
- * plans (feed, pack), rows (a, b), snapshots (feed, position, piece), meta (text). Every value but
- * a body piece is sealed: an XXH3-64 over table, key and content stands behind it. */
+ * plans (feed, pack), rows (a, b), snapshots (feed, position, piece), meta (text). Every value
+ * but a body piece is sealed: an XXH3-64 over table, key and content stands behind it. */
 #ifndef PD_SERVER_LOG_INTERNAL_H
 #define PD_SERVER_LOG_INTERNAL_H
 

@@ -1,10 +1,12 @@
-/* The sequencer's thread: takes requests from the mailbox in groups, and answers after the commit.
+/* The sequencer's thread: takes requests from the mailbox in groups, and answers after the
+ * commit.
  *
- *   mailbox ──> begin │ apply each │ idle flushes │ plan │ rows │ commit ──> serve hears of it, then done() of each
- *                                     any write fails: abort, state again from the log, all answer with that failure
+ *   mailbox ──> begin │ apply each │ plan │ idle flushes │ plan │ rows │ commit
+ *                 │                └──> serve hears of it, then done() of each
+ *                 └ any write fails: abort, state again from the log, all answer with that failure
  *
- * Owner: one thread; submit, accepts and stop may come from any. Invariant: memory runs ahead of the log inside a group only. What requests mean
- * is in the other files. */
+ * Owner: one thread; submit, accepts and stop may come from any. Invariant: memory runs ahead of
+ * the log inside a group only. What requests mean is in the other files. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

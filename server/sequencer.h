@@ -1,13 +1,17 @@
-/* The sequencer: the only writer of durable state. One thread, one mailbox, one LMDB transaction per group of requests.
+/* The sequencer: the only writer of durable state. One thread, one mailbox, one LMDB transaction
+ * per group of requests.
  *
- *   rpc, serve, main ──pd_request──> mailbox ──> [begin; apply each; plan; commit] ──> done() of each, doorbells to serve
+ *   rpc, serve, main ──pd_request──> mailbox ──> [begin; apply each; plan; commit]
+ *                                                 └──> serve hears of it, then done() of each
  *
- * Nothing leaves before the commit: acks, plans and job records are told only once they are in the log. A request's `done` runs on the sequencer's
- * thread and must only post somewhere else. A group is closed at log.commit_bytes or log.commit_ms, or when the mailbox is empty. If a commit
- * fails for lack of space, the whole group is undone, memory is rebuilt from the log as at start-up, and the requests answer PD_EFULL.
+ * Nothing leaves before the commit: acks, plans and job records are told only once they are in
+ * the log. A request's `done` runs on the sequencer's thread and must only post somewhere else.
+ * A group is closed at log.commit_bytes or log.commit_ms, or when the mailbox is empty. If a
+ * commit fails for lack of space, the whole group is undone, memory is rebuilt from the log as
+ * at start-up, and the requests answer PD_EFULL.
  *
- * When full: the mailbox holds at most PD_SEQUENCER_REQUESTS_MAX requests (each call has one in flight; the bytes of blocks are bounded by
- * ingest credit), more are refused with PD_EFULL. */
+ * When full: the mailbox holds at most PD_SEQUENCER_REQUESTS_MAX requests (each call has one in
+ * flight; the bytes of blocks are bounded by ingest credit), more are refused with PD_EFULL. */
 #ifndef PD_SERVER_SEQUENCER_H
 #define PD_SERVER_SEQUENCER_H
 
@@ -33,7 +37,8 @@ enum pd_request_kind {
     PD_REQUEST_STATUS,
 };
 
-/* The common head of every request: embed it first, fill `kind` and `done`, keep the memory until done has run. */
+/* The common head of every request: embed it first, fill `kind` and `done`, keep the memory
+ * until done has run. */
 struct pd_request {
     struct pd_link link;
     enum pd_request_kind kind;
@@ -42,8 +47,10 @@ struct pd_request {
     struct pd_error error;                    /* filled where result != 0 */
 };
 
-/* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named), SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH
- * UNKNOWN_SOURCE, STREAM_NOT_DECLARED, FEED_ENDED; PD_EINVAL BAD_NAME. A newer call on a stream fences the older: its appends get PD_EFENCED. */
+/* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
+ * SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH UNKNOWN_SOURCE, STREAM_NOT_DECLARED,
+ * FEED_ENDED; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES. A newer call on
+ * a stream fences the older: its appends get PD_EFENCED. */
 struct pd_request_open_stream {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
@@ -55,8 +62,9 @@ struct pd_request_open_stream {
     bool ended;
 };
 
-/* One block; takes block (released after the commit, or on failure). Leading duplicates are dropped and counted. PD_EINVAL SEQ_GAP (the expected seq is
- * named); PD_EFENCED; PD_EMISMATCH STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL. */
+/* One block; takes block (released after the commit, or on failure). Leading duplicates are
+ * dropped and counted. PD_EINVAL SEQ_GAP (the expected seq is named); PD_EFENCED; PD_EMISMATCH
+ * STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL; PD_ELIMIT HEAD_TOO_LARGE; PD_EINVAL BAD_BLOCK. */
 struct pd_request_append {
     struct pd_request base;
     struct pd_block *block; /* taken */
@@ -78,8 +86,10 @@ struct pd_request_end_feed {
     char feed[PD_NAME_MAX + 1];
 };
 
-/* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows * dp_size * accum != step_packs: what would fit),
- * LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED STALE_WORLD (a superseded world token); PD_ERANGE STEP_TRIMMED; PD_ELIMIT BATCH_TOO_LARGE. */
+/* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
+ * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
+ * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, TOO_MANY_JOBS; PD_EMISMATCH
+ * REGROUP (another step_packs); PD_EINVAL BAD_NAME, BAD_RANGE; PD_ENOTFOUND UNKNOWN_FEED. */
 struct pd_request_open_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];
@@ -114,6 +124,7 @@ struct pd_request_flush {
     uint64_t packs; /* 0 = all */
 };
 
+/* PD_EUNSUPPORTED in this version. */
 struct pd_request_skip_steps {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
@@ -135,7 +146,8 @@ struct pd_job_status {
     char name[PD_NAME_MAX + 1];
     uint32_t job_id;
     struct pd_job_spec spec;
-    uint64_t generation, committed, delivered; /* next step after the highest committed / wholly delivered */
+    /* next step after the highest committed / wholly delivered */
+    uint64_t generation, committed, delivered;
     uint64_t first_pack;
 };
 struct pd_feed_status {
@@ -163,15 +175,19 @@ void pd_status_fini(struct pd_request_status *status);
 
 struct pd_sequencer;
 
-/* Opens the state from the log (replays what the snapshot does not hold) and starts the thread. Feeds of the configuration that are not in the log are
- * added; a fixed key changed on a feed with data is PD_EMISMATCH naming the key and both values. */
+/* Opens the state from the log (replays what the snapshot does not hold) and starts the thread.
+ * Feeds of the configuration that are not in the log are added; a fixed key changed on a feed
+ * with data is PD_EMISMATCH naming the key and both values. */
 int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struct pd_serve *serve,
                        struct pd_sequencer **sequencer, struct pd_error *error) PD_MUST_CHECK;
-/* Any thread. PD_ECLOSED once stopping, PD_EFULL; then done is not called and the request (and its block) still belong to the caller. */
+/* Any thread. PD_ECLOSED once stopping, PD_EFULL; then done is not called and the request (and
+ * its block) still belong to the caller. */
 int pd_sequencer_submit(struct pd_sequencer *sequencer, struct pd_request *request) PD_MUST_CHECK;
-/* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get PD_ECLOSED. */
+/* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get
+ * PD_ECLOSED. */
 void pd_sequencer_stop(struct pd_sequencer *sequencer);
-/* Ingest bytes granted now may not exceed what the log can take; the door asks before each grant. Any thread. False: grant nothing, *why says it in words (static). */
+/* Ingest bytes granted now may not exceed what the log can take; the door asks before each
+ * grant. Any thread. False: grant nothing, *why says it in words (static). */
 bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
 void pd_sequencer_free(struct pd_sequencer *sequencer);
 

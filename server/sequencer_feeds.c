@@ -1,8 +1,9 @@
 /* Feeds: their configuration in the log, their ends, their flushes.
  *
- * What shapes batches is recorded as key and value texts when a feed is made, and compared at every start: a feed with data keeps its
- * settings. Sequencer thread (and the start-up code). Invariant: an end or a flush is a record before the planner hears of it takes effect.
- * It does not plan. */
+ * What shapes batches is recorded as key and value texts when a feed is made, and compared at
+ * every start: a feed with data keeps its settings. Sequencer thread (and the start-up code).
+ * Invariant: an end or a flush is a record before the planner hears of it takes effect. It does
+ * not plan. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
@@ -323,7 +324,8 @@ static uint32_t streams_expected(const struct pd_feed_config *config)
     return config->stream_count > 0 ? config->stream_count : config->streams_to_end;
 }
 
-/* A declared stream is its lane. A source's lane has ended only when no further stream can be opened on it: all expected ones are known. */
+/* A declared stream is its lane. A source's lane has ended only when no further stream can be
+ * opened on it: all expected ones are known. */
 static bool lane_is_over(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                          uint32_t lane)
 {

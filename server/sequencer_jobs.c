@@ -1,7 +1,8 @@
 /* Jobs: named readers of a feed, their worlds and their commits.
  *
- * All ranks of one launch bring the same world token. A token never seen raises the generation and fences the world before it; the current one
- * joins; a superseded one is refused for good, so that a world that wakes up late cannot fence the living one. Sequencer thread. Invariant:
+ * All ranks of one launch bring the same world token. A token never seen raises the generation
+ * and fences the world before it; the current one joins; a superseded one is refused for good,
+ * so that a world that wakes up late cannot fence the living one. Sequencer thread. Invariant:
  * generation and last committed step never fall. It does not know which batches exist. */
 #include "server/sequencer_state.h"
 
@@ -242,7 +243,8 @@ static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
     return check_same_spec(&job->spec, &request->spec, error);
 }
 
-/* Ranks of one world begin at one step, also those that come after its first commit. Without a token a caller begins behind the last commit. */
+/* Ranks of one world begin at one step, also those that come after its first commit. Without a
+ * token a caller begins behind the last commit. */
 static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
                         struct pd_request_open_job *request)
 {

@@ -1,7 +1,8 @@
 /* The state in memory from the log: at start, and again after a commit that failed.
  *
- * Tables give streams, jobs and feeds as of the last commit; each feed's planner comes from its newest snapshot and the records behind it. Start-up
- * thread, then sequencer thread. Invariant: load reads; only pd_seq_feeds_configure writes, and only where the configuration asks for it. */
+ * Tables give streams, jobs and feeds as of the last commit; each feed's planner comes from its
+ * newest snapshot and the records behind it. Start-up thread, then sequencer thread. Invariant:
+ * load reads; only pd_seq_feeds_configure writes, and only where the configuration asks for it. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

@@ -1,10 +1,12 @@
 /* Planning: feeds the planner with heads and controls, and writes what it makes.
  *
- *   heads in the log ──supply──> pd_planner ──packs──> plans(feed, pack) + Horizon{packs, plan_digest}, one transaction
+ *   heads in the log ──supply──> pd_planner ──packs──> plans(feed, pack) + Horizon{packs, digest}
  *
- * How far to plan is decided here once and recorded; replay obeys the records: it tells the planner the same controls in the same order and asks
- * for packs exactly where they were asked for, so the same plans come out, and the digest in each Horizon proves it. Sequencer thread (and the start-up
- * code). Invariant: nobody plans past the last Horizon but the group that writes the next one. It sees heads, never bodies. */
+ * How far to plan is decided here once and recorded; replay obeys the records: it tells the
+ * planner the same controls in the same order and asks for packs exactly where they were asked
+ * for, so the same plans come out, and the digest in each Horizon proves it. Sequencer thread
+ * (and the start-up code). Invariant: nobody plans past the last Horizon but the group that
+ * writes the next one. It sees heads, never bodies. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
@@ -240,8 +242,8 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 
 /* ---- plans ---- */
 
-/* Where a trainer counts as being. After a restart it may wait for the first step that was not planned whole: that one, and the next, may be
- * planned whatever has been delivered since. */
+/* Where a trainer counts as being. After a restart it may wait for the first step that was not
+ * planned whole: that one, and the next, may be planned whatever has been delivered since. */
 static uint64_t job_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                          uint64_t ahead)
 {

@@ -1,7 +1,8 @@
 /* Rows of the log's tables: streams, jobs and feeds to bytes and back.
  *
- * The rows are caches of the fold over the records, written in the same transaction, so that a start need not read the whole log. Sequencer
- * thread. Invariant: what decode accepts is within the limits of the structs; seals have found damage before. */
+ * The rows are caches of the fold over the records, written in the same transaction, so that a
+ * start need not read the whole log. Sequencer thread. Invariant: what decode accepts is within
+ * the limits of the structs; seals have found damage before. */
 #include "server/sequencer_state.h"
 
 #include <stdlib.h>

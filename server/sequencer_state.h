@@ -1,8 +1,9 @@
-/* What the parts of the sequencer share: the state in memory, a fold over the log's records, and the functions that change it. Private to
- * server/sequencer*.c; all of it belongs to the sequencer's thread unless said otherwise.
+/* What the parts of the sequencer share: the state in memory, a fold over the log's records, and
+ * the functions that change it. Private to server/sequencer*.c; all of it belongs to the
+ * sequencer's thread unless said otherwise.
  *
  *   sequencer.c           mailbox, thread, groups, answers after the commit
- *   sequencer_load.c      the state from the log: tables, snapshots, replay; again after a failed commit
+ *   sequencer_load.c      the state from the log: tables, snapshots, replay
  *   sequencer_streams.c   OpenStream, Append, EndStream
  *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
@@ -10,7 +11,8 @@
  *   sequencer_rows.c      rows of the tables: encode and decode
  *   sequencer_status.c    copies for Status, progress for serve
  *
- * Functions returning int: 0 or PD_E*. A write that failed is reported through pd_seq_write_failed, which marks the whole group as undone. */
+ * Functions returning int: 0 or PD_E*. A write that failed is reported through
+ * pd_seq_write_failed, which marks the whole group as undone. */
 #ifndef PD_SERVER_SEQUENCER_STATE_H
 #define PD_SERVER_SEQUENCER_STATE_H
 
@@ -60,8 +62,8 @@ struct pd_seq_job {
     bool dirty, announce, deleted;
     /* not in the log */
     uint64_t delivered; /* next step after the highest one known to be wholly delivered */
-    bool
-        delivered_known; /* false after a restart until the job receives a step: it may be anywhere */
+    /* False after a restart until the job receives a step: it may be anywhere. */
+    bool delivered_known;
 };
 
 /* Heads of one feed for the planner: the block last read of each lane. */
@@ -163,7 +165,8 @@ int pd_seq_record(struct pd_sequencer *seq, enum pd_record_type type, uint32_t f
 
 /* ---- sequencer_load.c ---- */
 
-/* Fills an empty state inside an open transaction and leaves the feeds ready to plan. Writes only where the configuration has changed. */
+/* Fills an empty state inside an open transaction and leaves the feeds ready to plan. Writes
+ * only where the configuration has changed. */
 int pd_seq_load(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
 void pd_seq_state_fini(struct pd_seq_state *state);
 /* What is not in the log (epochs, deliveries) from the state that is given up. */
@@ -199,7 +202,8 @@ int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream) 
 
 /* Settings that shape batches, as key and value texts: recorded, compared at the next start. */
 void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf);
-/* Joins configuration and log: new feeds are added, changed ones recorded or refused (PD_EMISMATCH). */
+/* Joins configuration and log: new feeds are added, changed ones recorded or refused
+ * (PD_EMISMATCH). */
 int pd_seq_feeds_configure(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
 int pd_seq_end_feed(struct pd_sequencer *seq, struct pd_request_end_feed *request);
 int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request);
@@ -222,7 +226,8 @@ int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *re
 
 /* ---- sequencer_planning.c ---- */
 
-/* Restores the planner from the newest usable snapshot (or makes a new one) and sets replay_from. A feed that cannot be restored is stopped. */
+/* Restores the planner from the newest usable snapshot (or makes a new one) and sets
+ * replay_from. A feed that cannot be restored is stopped. */
 int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                         struct pd_error *error) PD_MUST_CHECK;
 /* Replays one record of the feed. */

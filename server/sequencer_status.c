@@ -1,6 +1,8 @@
-/* What others may know of the sequencer's state: progress for serve after each commit, copies for Status.
+/* What others may know of the sequencer's state: progress for serve after each commit, copies
+ * for Status.
  *
- * Sequencer thread. Invariant: everything handed out is a copy of committed state. It changes nothing. */
+ * Sequencer thread. Invariant: everything handed out is a copy of committed state. It changes
+ * nothing. */
 #include "server/sequencer_state.h"
 
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* Streams: who may push what, and which samples of a block are new.
  *
- * A stream's next_seq is durable with its blocks (same transaction), so a producer that reconnects learns exactly what it need not send again. The
- * newest Hello on a stream owns it: its epoch is handed out here and every append carries it. Sequencer thread. Invariant: seqs of a stream
- * are dense; a sample is in the log once. It does not look into bodies. */
+ * A stream's next_seq is durable with its blocks (same transaction), so a producer that
+ * reconnects learns exactly what it need not send again. The newest Hello on a stream owns it:
+ * its epoch is handed out here and every append carries it. Sequencer thread. Invariant: seqs of
+ * a stream are dense; a sample is in the log once. It does not look into bodies. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

@@ -1,7 +1,9 @@
-/* Durable append: the sequencer (blocks in, heads and bodies written, packs planned) against a bare LMDB loop that writes the same bytes with the same
- * flags and commit sizes, in one run, alternating. Prints MB/s of wall time, their ratio, and microseconds of CPU time a block (64 KiB); exits 1 where the ratio is below PD_BENCH_MIN (default 0: report only).
+/* Durable append: the sequencer (blocks in, heads and bodies written, packs planned) against a
+ * bare LMDB loop that writes the same bytes with the same flags and commit sizes, in one run,
+ * alternating. Prints MB/s of wall time, their ratio, and microseconds of CPU time a block (64
+ * KiB); exits 1 where the ratio is below PD_BENCH_MIN (default 0: report only).
  *
- *   log_bench [DIR] [MiB per measurement]          DIR on the disk in question; default: TEST_TMPDIR or /tmp */
+ *   log_bench [DIR] [MiB per measurement]     DIR on the disk in question, or TEST_TMPDIR, or /tmp */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"

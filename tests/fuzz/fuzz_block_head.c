@@ -1,7 +1,8 @@
-/* Block heads from anything: decode comes back with a head that obeys the rules, or refuses; what it accepts encodes to bytes that give the same head.
+/* Block heads from anything: decode comes back with a head that obeys the rules, or refuses;
+ * what it accepts encodes to bytes that give the same head.
  *
- * The input is tried as it is, with a digest that fits behind it, and as the columns behind a header made of small numbers, since random bytes rarely get
- * past a digest or add up. */
+ * The input is tried as it is, with a digest that fits behind it, and as the columns behind a
+ * header made of small numbers, since random bytes rarely get past a digest or add up. */
 #include "server/block.h"
 
 #include "base/check.h"
@@ -67,7 +68,8 @@ static void try_digested(struct pd_buf *buf)
     try_bytes(buf->data, buf->size_bytes);
 }
 
-/* Header fields from the first bytes, each small enough to be plausible; the columns are the rest. */
+/* Header fields from the first bytes, each small enough to be plausible; the columns are the
+ * rest. */
 static void put_header(struct pd_buf *buf, const uint8_t *data)
 {
     uint32_t present =

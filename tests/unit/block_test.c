@@ -1,4 +1,5 @@
-/* Block heads: what is encoded comes back, in place and copied; no damaged byte passes unseen; impossible heads are refused. */
+/* Block heads: what is encoded comes back, in place and copied; no damaged byte passes unseen;
+ * impossible heads are refused. */
 #include "server/block.h"
 
 #include "base/check.h"

@@ -1,4 +1,5 @@
-/* The log itself: identity, lock, formats, transactions, bodies across pieces, readers, snapshots, damage. */
+/* The log itself: identity, lock, formats, transactions, bodies across pieces, readers,
+ * snapshots, damage. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"

@@ -1,4 +1,5 @@
-/* The harness of the sequencer's tests and of the log's bench: see sequencer_case.h. The stand-ins for serve only record. */
+/* The harness of the sequencer's tests and of the log's bench: see sequencer_case.h. The
+ * stand-ins for serve only record. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"

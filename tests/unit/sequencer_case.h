@@ -1,6 +1,8 @@
-/* A daemon's core without its wire: log, sequencer and a stand-in for serve that records what it is told, driven by calls that wait for their answer.
+/* A daemon's core without its wire: log, sequencer and a stand-in for serve that records what it
+ * is told, driven by calls that wait for their answer.
  *
- * One case is one data directory under TEST_TMPDIR. Test thread only, but for what serve's stand-in records (sequencer thread, under a lock). */
+ * One case is one data directory under TEST_TMPDIR. Test thread only, but for what serve's
+ * stand-in records (sequencer thread, under a lock). */
 #ifndef PD_TESTS_UNIT_SEQUENCER_CASE_H
 #define PD_TESTS_UNIT_SEQUENCER_CASE_H
 
@@ -40,7 +42,8 @@ void seq_case_dir(struct seq_case *c, const char *name);
 /* Opens log, sequencer and reader; PD_E* of the first that fails. */
 int seq_case_start(struct seq_case *c, struct pd_error *error);
 void seq_case_stop(struct seq_case *c);
-/* What kill -9 would leave: a copy of the log file as of the last commit, in to->dir; the same configuration. */
+/* What kill -9 would leave: a copy of the log file as of the last commit, in to->dir; the same
+ * configuration. */
 void seq_case_copy(const struct seq_case *from, struct seq_case *to, const char *name);
 
 /* Submits and waits; returns the result. */
@@ -53,7 +56,8 @@ struct seq_stream {
 };
 int seq_open(struct seq_case *c, struct seq_stream *stream);
 
-/* A block of `count` samples from `first_seq` on. Token t of sample s is seq_token(stream name, s, t). */
+/* A block of `count` samples from `first_seq` on. Token t of sample s is seq_token(stream name,
+ * s, t). */
 struct seq_block_spec {
     uint64_t first_seq;
     uint32_t count;

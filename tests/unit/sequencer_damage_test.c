@@ -102,7 +102,8 @@ static void nothing(struct pd_request *request)
     (void)request;
 }
 
-/* A write that fails inside a group: the group is undone, memory is as the log says, and work goes on. The map's end stands for the disk's. */
+/* A write that fails inside a group: the group is undone, memory is as the log says, and work
+ * goes on. The map's end stands for the disk's. */
 static void test_undo(void **unused)
 {
     (void)unused;
@@ -117,7 +118,8 @@ static void test_undo(void **unused)
     assert_int_equal(seq_push_lengths(&c, &a, 0, 100, 60, &answer), 0);
     uint64_t planned = c.serve.progress[0].packs_planned;
     c.config.log_max_bytes = 1ull << 40; /* packd's own count lets this pass; LMDB's map does not */
-    /* in one group: an append that fits, a new job, a new stream, and an append that does not fit */
+    /* in one group: an append that fits, a new job, a new stream, and an append that does not
+     * fit */
     struct gate gate;
     uint32_t lengths[100], huge = 70u << 20;
     for (int i = 0; i < 100; i++)

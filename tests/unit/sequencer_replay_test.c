@@ -1,5 +1,6 @@
-/* Plans of the sequencer against a direct planner run over the same heads, with a copy of the log taken before every event and resumed from there; snapshots,
- * and a log whose plans are not this planner's. */
+/* Plans of the sequencer against a direct planner run over the same heads, with a copy of the
+ * log taken before every event and resumed from there; snapshots, and a log whose plans are not
+ * this planner's. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
@@ -120,7 +121,8 @@ static void play(struct seq_case *c, struct seq_stream streams[3], const struct 
     }
 }
 
-/* The same heads and controls, straight into a planner, without horizon. Event i lies at position 2 (i + 1). */
+/* The same heads and controls, straight into a planner, without horizon. Event i lies at
+ * position 2 (i + 1). */
 struct direct {
     struct pd_planner *planner;
     const struct scenario *scenario;
@@ -423,7 +425,8 @@ static void damage_snapshot(struct seq_case *c)
     pd_buf_fini(&data);
 }
 
-/* Long enough for snapshots while running; the restart must not begin at pack 0, and a damaged snapshot must not matter. */
+/* Long enough for snapshots while running; the restart must not begin at pack 0, and a damaged
+ * snapshot must not matter. */
 static void test_snapshots(void **unused)
 {
     (void)unused;

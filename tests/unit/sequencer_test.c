@@ -1,4 +1,5 @@
-/* The sequencer over a real log: streams, ends, jobs and worlds, the horizon, settings, many threads. */
+/* The sequencer over a real log: streams, ends, jobs and worlds, the horizon, settings, many
+ * threads. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
@@ -351,7 +352,8 @@ static void test_job_commits(void **unused)
     assert_int_equal(seq_commit(&c, "feed0", "j", 1, 1, 2, &error), 0);
     assert_int_equal(seq_commit(&c, "feed0", "nojob", 1, 1, 2, &error), PD_ENOTFOUND);
     assert_string_equal(error.reason, "UNKNOWN_JOB");
-    /* a late rank of the same world begins where the world did; a caller without token behind the commit */
+    /* a late rank of the same world begins where the world did; a caller without token behind
+     * the commit */
     assert_int_equal(open_job(&c, &open, 2, 2, "w1"), 0);
     assert_int_equal(open.first_step, 0);
     assert_int_equal(open.committed, 3);
@@ -370,7 +372,8 @@ static void test_job_commits(void **unused)
     seq_finish(&c);
 }
 
-/* A new world takes another factorisation of the same P; the one before is fenced for good, over restarts. */
+/* A new world takes another factorisation of the same P; the one before is fenced for good, over
+ * restarts. */
 static void test_worlds(void **unused)
 {
     (void)unused;
@@ -442,7 +445,8 @@ static void test_horizon(void **unused)
     seq_finish(&c);
 }
 
-/* After a restart nobody knows what was delivered: the step that the trainer may wait for is planned all the same, and not much more. */
+/* After a restart nobody knows what was delivered: the step that the trainer may wait for is
+ * planned all the same, and not much more. */
 static void test_horizon_restart(void **unused)
 {
     (void)unused;
