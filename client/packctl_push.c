@@ -302,7 +302,8 @@ static void print_left_out(const struct push *push)
         ctl_note(push->ctl, "left out: %" PRIu64 " empty lines, %" PRIu64 " empty samples",
                  c->empty_lines, c->empty_samples);
     if (c->skipped_files > 0)
-        ctl_note(push->ctl, "left out: %" PRIu64 " files that are compressed, binary or links",
+        ctl_note(push->ctl,
+                 "left out: %" PRIu64 " files that are binary, links, or packed otherwise than .gz",
                  c->skipped_files);
     if (c->bad > 0)
         ctl_note(push->ctl, "left out: %" PRIu64 " bad records; the last: %s", c->bad,

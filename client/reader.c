@@ -8,15 +8,14 @@
 #include "base/check.h"
 #include "client/lib_error.h"
 #include "client/reader_record.h"
+#include "client/reader_source.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <fts.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #define CHUNK_BYTES (256 * 1024)
@@ -27,7 +26,6 @@ enum kind { KIND_NONE, KIND_LINES, KIND_ARRAY, KIND_TEXT };
 struct pd_input {
     struct pd_record record;
     bool skip_bad;
-    const volatile sig_atomic_t *stop; /* NULL: reads are not interrupted */
     struct pd_reader_counts counts;
     char last_bad[640];
 
@@ -36,8 +34,7 @@ struct pd_input {
     char *path;        /* of the file at hand; NULL: none */
     enum kind kind;
 
-    int fd;         /* KIND_LINES; -1: none */
-    int read_errno; /* of a read that failed */
+    struct pd_source source; /* KIND_LINES; else open only while a file is read */
     uint64_t line;
     char *chunk; /* CHUNK_BYTES */
     size_t chunk_at, chunk_end;
@@ -98,9 +95,17 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
+/* Of a .gz file, what is in it. */
+static bool named(const char *path, const char *end)
+{
+    char gz[16];
+    snprintf(gz, sizeof gz, "%s.gz", end);
+    return ends_with(path, end) || ends_with(path, gz);
+}
+
 static bool is_compressed(const char *path)
 {
-    static const char *const ends[] = {".gz", ".xz", ".bz2", ".zst", ".zip"};
+    static const char *const ends[] = {".xz", ".bz2", ".zst", ".zip"};
     for (size_t i = 0; i < PD_COUNT_OF(ends); i++)
         if (ends_with(path, ends[i]))
             return true;
@@ -109,25 +114,16 @@ static bool is_compressed(const char *path)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static int io_error(struct pd_input *input, struct packd_error *error)
-{
-    return pd_client_error(error, PACKD_EIO, "INPUT", "%s: %s", input->path, strerror(errno));
-}
-
-static bool chunk_fill(struct pd_input *input)
+/* Bytes at chunk_at: 1, 0 at the end, or negative. */
+static int chunk_fill(struct pd_input *input, struct packd_error *error)
 {
     if (input->chunk_at < input->chunk_end)
-        return true;
-    /* read(2), not stdio: of a pipe it gives what is there instead of waiting for a full buffer. */
-    ssize_t got;
-    do
-        got = read(input->fd, input->chunk, CHUNK_BYTES);
-    while (got < 0 && errno == EINTR && !(input->stop && *input->stop));
-    input->read_errno = got < 0 ? errno : 0;
+        return 1;
+    ssize_t got = pd_source_read(&input->source, input->chunk, CHUNK_BYTES, error);
     input->chunk_at = 0;
     input->chunk_end = got > 0 ? (size_t)got : 0;
     input->counts.bytes += input->chunk_end;
-    return input->chunk_end > 0;
+    return got > 0 ? 1 : (int)got;
 }
 
 /* The next line into input->text, without its end: 1, 0 at the end, or negative. */
@@ -135,7 +131,8 @@ static int line_next(struct pd_input *input, struct packd_error *error)
 {
     pd_buf_clear(&input->text);
     bool any = false;
-    while (chunk_fill(input)) {
+    int rc;
+    while ((rc = chunk_fill(input, error)) == 1) {
         any = true;
         char *from = input->chunk + input->chunk_at;
         size_t left = input->chunk_end - input->chunk_at;
@@ -150,13 +147,8 @@ static int line_next(struct pd_input *input, struct packd_error *error)
         if (newline)
             break;
     }
-    if (input->read_errno == EINTR)
-        return pd_client_error(error, PACKD_ECANCELED, "INTERRUPTED", "%s: interrupted",
-                               input->path);
-    if (input->read_errno != 0) {
-        errno = input->read_errno;
-        return io_error(input, error);
-    }
+    if (rc < 0)
+        return rc;
     if (input->text.failed)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a line");
     input->line += any;
@@ -175,35 +167,33 @@ static bool is_blank(const struct pd_buf *text)
 
 static void file_close(struct pd_input *input)
 {
-    if (input->fd > STDIN_FILENO)
-        close(input->fd);
+    pd_source_close(&input->source);
     json_decref(input->array);
     free(input->path);
-    input->fd = -1;
     input->array = NULL;
     input->path = NULL;
     input->kind = KIND_NONE;
     input->line = input->element = input->chunk_at = input->chunk_end = 0;
 }
 
-static int read_whole(struct pd_input *input, const char *path, struct packd_error *error)
+static int read_whole(struct pd_input *input, struct packd_error *error)
 {
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return io_error(input, error);
-    int rc = 0;
-    size_t got;
+    ssize_t got = 0;
     pd_buf_clear(&input->text);
-    while (rc == 0 && (got = fread(input->chunk, 1, CHUNK_BYTES, file)) > 0) {
-        pd_buf_put(&input->text, input->chunk, got);
+    int rc = pd_source_open(&input->source, input->path, error);
+    while (rc == 0 &&
+           (got = pd_source_read(&input->source, input->chunk, CHUNK_BYTES, error)) > 0) {
+        pd_buf_put(&input->text, input->chunk, (size_t)got);
         if (input->text.size_bytes > TEXT_MAX_BYTES)
-            rc = pd_client_error(error, PACKD_ELIMIT, "BAD_RECORD", "%s: larger than 1 GiB", path);
+            rc = pd_client_error(error, PACKD_ELIMIT, "BAD_RECORD", "%s: larger than 1 GiB",
+                                 input->path);
     }
-    if (rc == 0 && ferror(file))
-        rc = io_error(input, error);
+    pd_source_close(&input->source);
+    if (rc == 0 && got < 0)
+        rc = (int)got;
     if (rc == 0 && input->text.failed)
-        rc = pd_client_error(error, PACKD_ENOMEM, "MEMORY", "%s: no memory for the file", path);
-    fclose(file);
+        rc = pd_client_error(error, PACKD_ENOMEM, "MEMORY", "%s: no memory for the file",
+                             input->path);
     input->counts.bytes += input->text.size_bytes;
     return rc;
 }
@@ -218,7 +208,7 @@ static bool has_nul(const struct pd_buf *text)
 static int open_json(struct pd_input *input, struct packd_error *error)
 {
     json_error_t why;
-    int rc = read_whole(input, input->path, error);
+    int rc = read_whole(input, error);
     if (rc != 0)
         return rc;
     size_t skip = 0;
@@ -244,14 +234,13 @@ static int open_json(struct pd_input *input, struct packd_error *error)
                                why.text);
     input->kind = KIND_LINES;
     input->counts.bytes -= input->text.size_bytes;
-    input->fd = open(input->path, O_RDONLY | O_CLOEXEC);
-    return input->fd >= 0 ? 0 : io_error(input, error);
+    return pd_source_open(&input->source, input->path, error);
 }
 
 static int open_text(struct pd_input *input, struct packd_error *error)
 {
     input->kind = KIND_TEXT;
-    int rc = read_whole(input, input->path, error);
+    int rc = read_whole(input, error);
     if (rc != 0 || !has_nul(&input->text))
         return rc;
     if (!input->in_directory)
@@ -275,13 +264,12 @@ static int open_file(struct pd_input *input, const char *path, struct packd_erro
     if (!input->path)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a path");
     input->counts.files++;
-    if (ends_with(path, ".json"))
+    if (named(path, ".json"))
         return open_json(input, error);
-    if (!ends_with(path, ".jsonl") && !ends_with(path, ".ndjson"))
+    if (!named(path, ".jsonl") && !named(path, ".ndjson"))
         return open_text(input, error);
     input->kind = KIND_LINES;
-    input->fd = open(path, O_RDONLY | O_CLOEXEC);
-    return input->fd >= 0 ? 0 : io_error(input, error);
+    return pd_source_open(&input->source, input->path, error);
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -400,7 +388,7 @@ static int open_root(struct pd_input *input, const char *path, struct packd_erro
         return input->walk ? 0 : PACKD_EIO;
     }
     input->path = strdup("stdin");
-    input->fd = STDIN_FILENO;
+    pd_source_open_stdin(&input->source);
     input->kind = KIND_LINES;
     input->counts.files = 1;
     return input->path ? 0 : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");
@@ -413,8 +401,7 @@ int pd_input_open(const char *path, const struct pd_reader_options *options, str
     if (!input)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a reader");
     input->skip_bad = options->skip_bad;
-    input->stop = options->stop;
-    input->fd = -1;
+    input->source.stop = options->stop;
     input->chunk = malloc(CHUNK_BYTES);
     int rc = input->chunk ? pd_record_init(&input->record, options->field, error)
                           : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");

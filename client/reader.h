@@ -4,6 +4,7 @@
  *   .json               an array of objects (or JSON lines)
  *   anything else       plain text: the whole file is one sample
  *   directory           its files, depth first, by name; each as above
+ *   NAME.gz             like NAME
  *
  * A record holds `tokens` or `input_ids` (integers), optionally labels, loss_mask, weight, key, group,
  * version; or text, which becomes its UTF-8 bytes. Reads through one growing line buffer; a .json
@@ -31,7 +32,7 @@ struct pd_reader_counts {
     uint64_t samples;
     uint64_t empty_lines, empty_samples;
     uint64_t bad;
-    uint64_t files, skipped_files; /* skipped: not a regular file, or compressed */
+    uint64_t files, skipped_files; /* skipped: no regular file, binary, or packed but .gz */
     uint64_t bytes;                /* read */
 };
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <cmocka.h>
 
@@ -35,6 +36,14 @@ static void write_file(const char *name, const char *data, size_t size)
 static void write_text(const char *name, const char *text)
 {
     write_file(name, text, strlen(text));
+}
+
+static void write_gz(const char *name, const char *text)
+{
+    gzFile file = gzopen(path_of(name), "wb");
+    assert_non_null(file);
+    assert_int_equal(gzputs(file, text), (int)strlen(text));
+    assert_int_equal(gzclose(file), Z_OK);
 }
 
 /* Samples as "length,length,..."; the result of the last next. */
@@ -127,10 +136,12 @@ static void test_directory(void **state)
     write_text("d/sub/z", "twelve bytes");
     write_text("d/sub/package.json", "{\"name\": 1}");
     write_text("d/e.txt", "");
-    write_text("d/f.gz", "whatever");
+    write_text("d/f.xz", "whatever");
+    write_gz("d/h.jsonl.gz", "{\"text\": \"seven b\"}\n");
+    write_gz("d/i.gz", "nineteen bytes long");
     write_file("d/g.bin", "a\0b", 3);
     assert_int_equal(symlink("a.txt", path_of("d/link")), 0);
-    struct pd_reader_counts c = expect("d", false, 0, "3,4,1,2,11,12", NULL);
+    struct pd_reader_counts c = expect("d", false, 0, "3,4,1,2,7,19,11,12", NULL);
     assert_int_equal(c.skipped_files, 3);
     assert_int_equal(c.empty_samples, 1);
 
@@ -158,8 +169,11 @@ static void test_refused(void **state)
     assert_non_null(strstr(error.text, "nowhere: No such file"));
     write_file("x.bin", "a\0b", 3);
     expect("x.bin", false, PACKD_EINVAL, "", "binary data");
-    write_text("x.gz", "zzz");
-    expect("x.gz", false, PACKD_EINVAL, "", "compressed");
+    write_text("x.zst", "zzz");
+    expect("x.zst", false, PACKD_EINVAL, "", "compressed");
+    write_gz("cut.gz", "some text that is packed and then cut short");
+    assert_int_equal(truncate(path_of("cut.gz"), 30), 0);
+    expect("cut.gz", false, PACKD_EIO, "", "cut.gz: the compressed data end too early");
     uint64_t digest;
     assert_int_equal(pd_input_digest(path_of("nowhere"), &digest, &error), PACKD_EIO);
 }
