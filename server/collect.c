@@ -1,7 +1,8 @@
 /* The collector's cache and its families.
  *
- * Invariant: `asked` is true exactly while the request belongs to the sequencer; only then may its thread touch it, and `done` hands it back under the
- * mutex. The cached status is the main thread's alone. Families are written whole, one after the other, as OpenMetrics wants them. */
+ * Invariant: `asked` is true exactly while the request belongs to the sequencer; only then may its
+ * thread touch it, and `done` hands it back under the mutex. The cached status is the main thread's
+ * alone. Families are written whole, one after the other, as OpenMetrics wants them. */
 #include "server/collect.h"
 
 #include "base/check.h"
@@ -46,7 +47,8 @@ static void ask(struct pd_collector *collector)
 {
     if (collector->asked)
         return;
-    collector->request = (struct pd_request_status){.base = {.kind = PD_REQUEST_STATUS, .done = on_status}};
+    collector->request =
+        (struct pd_request_status){.base = {.kind = PD_REQUEST_STATUS, .done = on_status}};
     collector->asked = true;
     if (pd_sequencer_submit(collector->sources.sequencer, &collector->request.base) != 0)
         collector->asked = false; /* full or stopping: the cache stays as old as its time says */
@@ -91,8 +93,8 @@ static const char *feed_labels(const char *feed, const char *more, char labels[L
     return labels;
 }
 
-static void put_totals(struct pd_metrics_writer *writer, const struct pd_collector *collector, enum pd_collected family,
-                       size_t offset_bytes)
+static void put_totals(struct pd_metrics_writer *writer, const struct pd_collector *collector,
+                       enum pd_collected family, size_t offset_bytes)
 {
     const struct pd_config *config = collector->sources.config;
     pd_metrics_collected(writer, family);
@@ -102,8 +104,8 @@ static void put_totals(struct pd_metrics_writer *writer, const struct pd_collect
         uint64_t value;
         pd_serve_totals(collector->sources.serve, i, &totals);
         memcpy(&value, (const char *)&totals + offset_bytes, sizeof value);
-        pd_metrics_sample(writer, pd_metrics_collected_name(family), feed_labels(config->feeds[i].name, "", labels),
-                          (double)value);
+        pd_metrics_sample(writer, pd_metrics_collected_name(family),
+                          feed_labels(config->feeds[i].name, "", labels), (double)value);
     }
 }
 
@@ -126,7 +128,8 @@ static void put_pack_tokens(struct pd_metrics_writer *writer, const struct pd_co
         for (size_t k = 0; k < PD_COUNT_OF(kinds); k++) {
             char labels[LABELS_BYTES];
             pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_PACK_TOKENS),
-                              feed_labels(config->feeds[i].name, kinds[k].kind, labels), (double)kinds[k].value);
+                              feed_labels(config->feeds[i].name, kinds[k].kind, labels),
+                              (double)kinds[k].value);
         }
     }
 }
@@ -185,12 +188,14 @@ static void put_streams(struct pd_metrics_writer *writer, const struct pd_reques
         for (uint32_t s = 0; s < feed->stream_count; s++)
             ended += feed->streams[s].ended;
         const char *name = pd_metrics_collected_name(PD_C_STREAMS);
-        pd_metrics_sample(writer, name, feed_labels(feed->name, "state=\"open\"", labels), feed->stream_count - ended);
+        pd_metrics_sample(writer, name, feed_labels(feed->name, "state=\"open\"", labels),
+                          feed->stream_count - ended);
         pd_metrics_sample(writer, name, feed_labels(feed->name, "state=\"ended\"", labels), ended);
     }
 }
 
-static void put_jobs(struct pd_metrics_writer *writer, const struct pd_request_status *status, enum pd_collected family)
+static void put_jobs(struct pd_metrics_writer *writer, const struct pd_request_status *status,
+                     enum pd_collected family)
 {
     pd_metrics_collected(writer, family);
     for (uint32_t i = 0; i < status->feed_count; i++) {
@@ -201,8 +206,8 @@ static void put_jobs(struct pd_metrics_writer *writer, const struct pd_request_s
             uint64_t value = family == PD_C_JOB_COMMITTED   ? job->committed
                              : family == PD_C_JOB_DELIVERED ? job->delivered
                                                             : job->generation;
-            pd_metrics_sample(writer, pd_metrics_collected_name(family), feed_labels(status->feeds[i].name, name, labels),
-                              (double)value);
+            pd_metrics_sample(writer, pd_metrics_collected_name(family),
+                              feed_labels(status->feeds[i].name, name, labels), (double)value);
         }
     }
 }
@@ -219,7 +224,8 @@ static void put_planner(struct pd_metrics_writer *writer, const struct pd_collec
         pd_metrics_collected(writer, rows[r]);
         for (uint32_t i = 0; i < status->feed_count; i++) {
             char labels[LABELS_BYTES];
-            pd_metrics_sample(writer, pd_metrics_collected_name(rows[r]), feed_labels(status->feeds[i].name, "", labels),
+            pd_metrics_sample(writer, pd_metrics_collected_name(rows[r]),
+                              feed_labels(status->feeds[i].name, "", labels),
                               feed_value(&status->feeds[i], rows[r]));
         }
     }
@@ -280,7 +286,8 @@ static void collect(void *ctx, struct pd_metrics_writer *writer)
 
 /* ---- the page ---- */
 
-static void put_line(struct pd_buf *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put_line(struct pd_buf *text, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 static void put_line(struct pd_buf *text, const char *format, ...)
 {
@@ -297,12 +304,13 @@ void pd_collector_page(struct pd_collector *collector, struct pd_buf *text)
 {
     for (uint32_t i = 0; i < collector->cache.feed_count; i++) {
         const struct pd_feed_status *feed = &collector->cache.feeds[i];
-        put_line(text, "feed %s: %" PRIu64 " packs planned, %u samples in the window, %u streams%s%s\n", feed->name,
-                 feed->packs_planned, feed->planner.window_samples, feed->stream_count,
+        put_line(text,
+                 "feed %s: %" PRIu64 " packs planned, %u samples in the window, %u streams%s%s\n",
+                 feed->name, feed->packs_planned, feed->planner.window_samples, feed->stream_count,
                  feed->waiting ? ", waiting for samples" : "", feed->ended ? ", ended" : "");
         for (uint32_t j = 0; j < feed->job_count; j++)
-            put_line(text, "  job %s: next step to commit %" PRIu64 ", delivered to %" PRIu64 "\n", feed->jobs[j].name,
-                     feed->jobs[j].committed, feed->jobs[j].delivered);
+            put_line(text, "  job %s: next step to commit %" PRIu64 ", delivered to %" PRIu64 "\n",
+                     feed->jobs[j].name, feed->jobs[j].committed, feed->jobs[j].delivered);
     }
 }
 
@@ -314,7 +322,8 @@ int pd_collector_new(uv_loop_t *loop, struct pd_collector **result, struct pd_er
     if (!collector)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the collector");
     PD_CHECK(pthread_mutex_init(&collector->lock, NULL) == 0);
-    PD_CHECK(uv_timer_init(loop, &collector->timer) == 0 && uv_async_init(loop, &collector->bell, on_bell) == 0);
+    PD_CHECK(uv_timer_init(loop, &collector->timer) == 0 &&
+             uv_async_init(loop, &collector->bell, on_bell) == 0);
     collector->timer.data = collector->bell.data = collector;
     *result = collector;
     return 0;

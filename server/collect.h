@@ -1,9 +1,10 @@
 /* The collector: what the modules own, gathered for /metrics and the page at /.
  *
- *   every second: PD_REQUEST_STATUS ──> sequencer ──done──> mutex + bell ──> main loop: the cached status
+ *   every second: PD_REQUEST_STATUS ──> sequencer ──done──> mutex + bell ──> main: the cache
  *   at scrape:    the cache, and short reads of serve, log and rpc
  *
- * At most one status request is in flight, so a scrape never waits for the sequencer, whatever that is doing. Main thread but for the request's done. */
+ * At most one status request is in flight, so a scrape never waits for the sequencer, whatever that
+ * is doing. Main thread but for the request's done. */
 #ifndef PD_SERVER_COLLECT_H
 #define PD_SERVER_COLLECT_H
 
@@ -26,8 +27,10 @@ struct pd_collector_sources {
     void *ctx;
 };
 
-/* Made before the sequencer and freed after it has stopped, since a request may be on its way. PD_ENOMEM. */
-int pd_collector_new(uv_loop_t *loop, struct pd_collector **collector, struct pd_error *error) PD_MUST_CHECK;
+/* Made before the sequencer and freed after it has stopped, since a request may be on its way.
+ * PD_ENOMEM. */
+int pd_collector_new(uv_loop_t *loop, struct pd_collector **collector,
+                     struct pd_error *error) PD_MUST_CHECK;
 /* Registers with the metrics and begins to ask, at once and every second. */
 void pd_collector_start(struct pd_collector *collector, const struct pd_collector_sources *sources);
 /* Asks no more and forgets the sources. */

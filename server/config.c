@@ -1,7 +1,8 @@
 /* The configuration's life: defaults, variables of the environment, derived fields, digest, end.
  *
- * Order at start (packd.c): default, load, environment, flags, check. Each later one overrides what the earlier ones set. The YAML is read in
- * config_yaml.c, rules across keys are in config_check.c, texts are made in config_print.c. Main thread; nothing here logs. */
+ * Order at start (packd.c): default, load, environment, flags, check. Each later one overrides what
+ * the earlier ones set. The YAML is read in config_yaml.c, rules across keys are in config_check.c,
+ * texts are made in config_print.c. Main thread; nothing here logs. */
 #include "server/config.h"
 
 #include "base/bytes.h"
@@ -99,7 +100,8 @@ void pd_config_fini(struct pd_config *config)
     *config = (struct pd_config){0};
 }
 
-/* Lanes are sources, or declared streams with an ordered merge, or the feed as a whole. `epochs` is short for `repeat` on each. */
+/* Lanes are sources, or declared streams with an ordered merge, or the feed as a whole. `epochs` is
+ * short for `repeat` on each. */
 static void derive_lanes(struct pd_feed_config *feed)
 {
     struct pd_rules *rules = &feed->rules;
@@ -115,9 +117,11 @@ static void derive_lanes(struct pd_feed_config *feed)
     }
     for (uint32_t i = 0; i < rules->lane_count && i < PD_COUNT_OF(rules->lanes); i++) {
         if (rules->lanes[i].passes_max == 0)
-            rules->lanes[i].passes_max = rules->lanes[i].on_end == PD_ON_END_REPEAT ? UINT32_MAX : 1;
+            rules->lanes[i].passes_max =
+                rules->lanes[i].on_end == PD_ON_END_REPEAT ? UINT32_MAX : 1;
     }
-    for (uint32_t i = 0; feed->epochs > 1 && i < rules->lane_count && i < PD_COUNT_OF(rules->lanes); i++) {
+    for (uint32_t i = 0; feed->epochs > 1 && i < rules->lane_count && i < PD_COUNT_OF(rules->lanes);
+         i++) {
         rules->lanes[i].on_end = PD_ON_END_REPEAT;
         rules->lanes[i].passes_max = feed->epochs;
     }
@@ -154,7 +158,8 @@ void pd_config_derive(struct pd_config *config)
     }
     if (bytes < SAMPLE_BYTES_MIN)
         bytes = SAMPLE_BYTES_MIN;
-    config->max_sample_bytes = config->max_sample_wanted_bytes > 0 ? config->max_sample_wanted_bytes : bytes;
+    config->max_sample_bytes =
+        config->max_sample_wanted_bytes > 0 ? config->max_sample_wanted_bytes : bytes;
 }
 
 /* ---- the environment ---- */
@@ -194,7 +199,8 @@ static void list_variables(struct variables *variables)
         if (strcmp(key->path, "log.path") != 0)
             continue;
         add_variable(variables, key);
-        snprintf(variables->names[variables->count - 1], sizeof variables->names[0], "PACKD_DATA_DIR");
+        snprintf(variables->names[variables->count - 1], sizeof variables->names[0],
+                 "PACKD_DATA_DIR");
     }
 }
 
@@ -204,18 +210,20 @@ static int set_listen_text(struct pd_config *config, const char *text, struct pd
     uint32_t count = 0;
     if (!copy)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory");
-    for (char *at = strtok_r(copy, ",", &rest); at && count <= PD_LISTEN_MAX; at = strtok_r(NULL, ",", &rest))
+    for (char *at = strtok_r(copy, ",", &rest); at && count <= PD_LISTEN_MAX;
+         at = strtok_r(NULL, ",", &rest))
         addresses[count++] = at;
     int rc = pd_config_set_listen(config, addresses, count);
     free(copy);
     return rc == 0 ? 0
                    : pd_error_set(error, rc, "BAD_VALUE",
-                                  "'%.60s' is not possible here; expected 1 to %d addresses with commas between them",
+                                  "'%.60s' is not possible here; expected 1 to %d addresses with "
+                                  "commas between them",
                                   text, PD_LISTEN_MAX);
 }
 
-static int apply_variable(struct pd_config *config, const struct variables *variables, const char *name,
-                          const char *value, struct pd_error *error)
+static int apply_variable(struct pd_config *config, const struct variables *variables,
+                          const char *name, const char *value, struct pd_error *error)
 {
     const char *names[VARIABLES_MAX];
     for (size_t i = 0; i < variables->count; i++) {
@@ -230,7 +238,8 @@ static int apply_variable(struct pd_config *config, const struct variables *vari
     const char *near = pd_nearest(name, names, variables->count);
     if (near)
         return pd_error_set(error, PD_EINVAL, "UNKNOWN_VARIABLE",
-                            "environment variable %.80s is not known; did you mean %s?", name, near);
+                            "environment variable %.80s is not known; did you mean %s?", name,
+                            near);
     return 0;
 }
 
@@ -241,7 +250,8 @@ int pd_config_environment(struct pd_config *config, struct pd_error *error)
     for (char **entry = environ; entry && *entry; entry++) {
         const char *equals = strchr(*entry, '=');
         char name[96];
-        if (strncmp(*entry, "PACKD_", 6) != 0 || !equals || (size_t)(equals - *entry) >= sizeof name)
+        if (strncmp(*entry, "PACKD_", 6) != 0 || !equals ||
+            (size_t)(equals - *entry) >= sizeof name)
             continue;
         snprintf(name, sizeof name, "%.*s", (int)(equals - *entry), *entry);
         int rc = apply_variable(config, &variables, name, equals + 1, error);
@@ -262,7 +272,8 @@ int pd_config_variables(FILE *out)
 
 /* ---- looking up, digest ---- */
 
-const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name, uint32_t *index)
+const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name,
+                                            uint32_t *index)
 {
     for (uint32_t i = 0; i < config->feed_count; i++) {
         if (strcmp(config->feeds[i].name, name) != 0)
@@ -274,8 +285,8 @@ const struct pd_feed_config *pd_config_feed(const struct pd_config *config, cons
     return NULL;
 }
 
-/* "path=value;" of every key that shapes batches; lists in order. A new key changes the digest of every feed: that is meant, since it may
- * change what a feed's configuration means. */
+/* "path=value;" of every key that shapes batches; lists in order. A new key changes the digest of
+ * every feed: that is meant, since it may change what a feed's configuration means. */
 static void put_pair(struct pd_buf *buf, const struct pd_key *key, const void *base)
 {
     char value[80];
@@ -284,7 +295,8 @@ static void put_pair(struct pd_buf *buf, const struct pd_key *key, const void *b
     pd_buf_put_string(buf, value, strlen(value));
 }
 
-static void put_several(struct pd_buf *buf, const struct pd_key *key, const struct pd_feed_config *feed)
+static void put_several(struct pd_buf *buf, const struct pd_key *key,
+                        const struct pd_feed_config *feed)
 {
     pd_buf_put(buf, key->path, strlen(key->path));
     if (key->kind == PD_KEY_STREAMS) {

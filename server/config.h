@@ -1,6 +1,8 @@
-/* The daemon's configuration: YAML by schema, then PACKD_* variables, then flags. Read once at start into plain structs.
+/* The daemon's configuration: YAML by schema, then PACKD_* variables, then flags. Read once at
+ * start into plain structs.
  *
- * Sizes are bytes, durations nanoseconds. Main thread at start; immutable afterwards, so any thread may read it. */
+ * Sizes are bytes, durations nanoseconds. Main thread at start; immutable afterwards, so any thread
+ * may read it. */
 #ifndef PD_SERVER_CONFIG_H
 #define PD_SERVER_CONFIG_H
 
@@ -36,20 +38,20 @@ struct pd_source_config {
 
 struct pd_feed_config {
     char name[PD_NAME_MAX + 1];
-    struct pd_rules rules;         /* what the planner obeys; lane_count and lanes filled from sources or streams */
+    struct pd_rules rules;         /* what the planner obeys; lanes come from sources or streams */
     struct pd_layout_rules layout; /* what the layout and the check obey */
     enum pd_last_step last_step;
     char (*streams)[PD_NAME_MAX + 1]; /* declared streams, owned by the config */
     uint32_t stream_count;            /* of `streams` */
-    uint32_t streams_to_end;          /* the feed ends when so many streams have ended; 0 = only EndFeed or `streams` end it */
+    uint32_t streams_to_end; /* the feed ends when so many have; 0 = only EndFeed or `streams` */
     struct pd_source_config *sources; /* owned by the config */
     uint32_t source_count;
     struct pd_job_config *jobs; /* owned by the config */
     uint32_t job_count;
-    uint64_t max_wait_ns;      /* 0 = never flush on idleness */
+    uint64_t max_wait_ns; /* 0 = never flush on idleness */
     uint64_t plan_ahead_bytes;
     uint32_t log_share;
-    uint32_t vocab_size;       /* 0 = not checked */
+    uint32_t vocab_size; /* 0 = not checked */
     uint32_t epochs;
     bool check_shifted_labels; /* refuse labels that look shifted */
     enum pd_balance balance;
@@ -69,47 +71,56 @@ struct pd_config {
     uint64_t memory_batches_bytes;
     uint64_t memory_ingest_bytes;
     uint64_t max_sample_bytes;        /* in force, from the next field */
-    uint64_t max_sample_wanted_bytes; /* as configured; 0 = 64 MiB, or what memory.ingest and the log can carry if that is less */
+    uint64_t max_sample_wanted_bytes; /* 0 = 64 MiB, or less where ingest or log carry less */
     uint32_t push_calls_max;
     uint64_t stall_ns;
-    uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
+    uint64_t drain_ns;        /* grace period of a shutdown, default 30 s */
     char validate_backend[8]; /* "auto", "cuda", "cpu", "off" */
     double validate_fraction;
     double validate_cpu_share;
     enum pd_on_violation on_violation;
-    uint32_t rpc_threads;      /* 0 = one per core, at most 4 */
-    uint32_t assemble_threads; /* 0 = one per core, at most 4 */
+    uint32_t rpc_threads;         /* 0 = one per core, at most 4 */
+    uint32_t assemble_threads;    /* 0 = one per core, at most 4 */
     struct pd_feed_config *feeds; /* owned */
     uint32_t feed_count;          /* >= 1 */
 };
 
-/* The defaults: one feed "default", seq_len 4096, window 1024. PD_ENOMEM; *config then needs no fini. */
+/* The defaults: one feed "default", seq_len 4096, window 1024. PD_ENOMEM; *config then needs no
+ * fini. */
 int pd_config_default(struct pd_config *config) PD_MUST_CHECK;
-/* Replaces *config by the file's content over the defaults; on failure *config stays as it was. PD_EINVAL: the text names file, line, key path, what
- * was found and what was expected (an unknown key, a wrong unit, a list where one value belongs); PD_EIO: the file cannot be read; PD_ENOMEM. */
-int pd_config_load(struct pd_config *config, const char *path, struct pd_error *error) PD_MUST_CHECK;
+/* Replaces *config by the file's content over the defaults; on failure *config stays as it was.
+ * PD_EINVAL: the text names file, line, key path, what was found and what was expected (an unknown
+ * key, a wrong unit, a list where one value belongs); PD_EIO: the file cannot be read; PD_ENOMEM.
+ */
+int pd_config_load(struct pd_config *config, const char *path,
+                   struct pd_error *error) PD_MUST_CHECK;
 /* The same from memory; `name` is what error texts call it. */
 int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, const char *name,
                     struct pd_error *error) PD_MUST_CHECK;
-/* Applies PACKD_DATA_DIR and PACKD_<KEY PATH> (PACKD_LISTEN, PACKD_LOG_MAX_BYTES, ...) from the environment to the keys outside `feeds`. PD_EINVAL
- * names the variable: a value that cannot be, or a name that nearly is one of them. Other PACKD_* variables are left alone. PD_ENOMEM. */
+/* Applies PACKD_DATA_DIR and PACKD_<KEY PATH> (PACKD_LISTEN, PACKD_LOG_MAX_BYTES, ...) from the
+ * environment to the keys outside `feeds`. PD_EINVAL names the variable: a value that cannot be, or
+ * a name that nearly is one of them. Other PACKD_* variables are left alone. PD_ENOMEM. */
 int pd_config_environment(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
 /* Replaces all addresses. PD_ENOMEM; PD_EINVAL: none, or more than PD_LISTEN_MAX. */
-int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint32_t count) PD_MUST_CHECK;
+int pd_config_set_listen(struct pd_config *config, char *const *addresses,
+                         uint32_t count) PD_MUST_CHECK;
 int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
-/* Every rule across keys, and the fields derived from several (lanes, streams_to_end, the layout's copies of the planner's keys); called last, may be
- * repeated. PD_EINVAL names the keys and both values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
+/* Every rule across keys, and the fields derived from several (lanes, streams_to_end, the layout's
+ * copies of the planner's keys); called last, may be repeated. PD_EINVAL names the keys and both
+ * values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
 /* The effective configuration as YAML that pd_config_load accepts. PD_EIO: the stream failed. */
 int pd_config_print(const struct pd_config *config, FILE *out) PD_MUST_CHECK;
-/* Made from the key table: docs/CONFIGURATION.md; the defaults as a file with a comment to each key; the variables for --help. PD_EIO, PD_ENOMEM. */
+/* Made from the key table: docs/CONFIGURATION.md; the defaults as a file with a comment to each
+ * key; the variables for --help. PD_EIO, PD_ENOMEM. */
 int pd_config_reference(FILE *out) PD_MUST_CHECK;
 int pd_config_sample(FILE *out) PD_MUST_CHECK;
 int pd_config_variables(FILE *out) PD_MUST_CHECK;
 /* XXH3-64 over the fields of a feed that shape its batches: in headers and in the log. */
 uint64_t pd_feed_config_digest(const struct pd_feed_config *feed);
 /* The feed of this name and its index (index may be NULL), or NULL. */
-const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name, uint32_t *index);
+const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name,
+                                            uint32_t *index);
 void pd_config_fini(struct pd_config *config);
 
 #endif

@@ -1,7 +1,9 @@
 /* Rules that hold between keys, each refused with the keys and both values named.
  *
- * What the planner and the layout demand of their own rules is asked of them (pd_rules_check, pd_layout_rules_check), so that there is one truth; here is
- * what they cannot see: names, addresses, sums of memory, features that a known value would need. Main thread, last step of reading the configuration. */
+ * What the planner and the layout demand of their own rules is asked of them (pd_rules_check,
+ * pd_layout_rules_check), so that there is one truth; here is what they cannot see: names,
+ * addresses, sums of memory, features that a known value would need. Main thread, last step of
+ * reading the configuration. */
 #include "server/config.h"
 
 #include "base/check.h"
@@ -29,8 +31,8 @@ static int contradiction(struct pd_error *error, const char *reason, const char 
 
 static int not_offered(struct pd_error *error, const char *key_value, const char *instead)
 {
-    return pd_error_set(error, PD_EUNSUPPORTED, "NOT_OFFERED", "%s is not offered by this version; use %s", key_value,
-                        instead);
+    return pd_error_set(error, PD_EUNSUPPORTED, "NOT_OFFERED",
+                        "%s is not offered by this version; use %s", key_value, instead);
 }
 
 /* ---- addresses ---- */
@@ -44,7 +46,8 @@ static bool address_is_good(const char *address, bool unix_allowed)
     if (!colon || colon == address || strlen(address) > 255)
         return false;
     size_t digits = strspn(colon + 1, "0123456789");
-    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' && strtoul(colon + 1, NULL, 10) <= 65535;
+    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' &&
+           strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
 static int check_addresses(const struct pd_config *config, struct pd_error *error)
@@ -52,20 +55,23 @@ static int check_addresses(const struct pd_config *config, struct pd_error *erro
     for (uint32_t i = 0; i < config->listen_count; i++) {
         const char *address = config->listen[i];
         if (strncmp(address, "unix:", 5) == 0 && strlen(address + 5) > UNIX_PATH_MAX)
-            return contradiction(error, "BAD_ADDRESS", "listen: '%.160s' has a path of %zu bytes; the system takes %u",
+            return contradiction(error, "BAD_ADDRESS",
+                                 "listen: '%.160s' has a path of %zu bytes; the system takes %u",
                                  address, strlen(address + 5), UNIX_PATH_MAX);
         if (!address_is_good(address, true))
-            return contradiction(error, "BAD_ADDRESS",
-                                 "listen: '%.80s' is not an address; expected host:port or unix:/path", address);
+            return contradiction(
+                error, "BAD_ADDRESS",
+                "listen: '%.80s' is not an address; expected host:port or unix:/path", address);
         bool any_port = strlen(address) > 2 && strcmp(address + strlen(address) - 2, ":0") == 0;
         for (uint32_t j = 0; j < i && !any_port; j++) {
             if (strcmp(config->listen[j], address) == 0)
-                return contradiction(error, "BAD_ADDRESS", "listen: '%.80s' is there twice", address);
+                return contradiction(error, "BAD_ADDRESS", "listen: '%.80s' is there twice",
+                                     address);
         }
     }
     if (!address_is_good(config->http, false))
-        return contradiction(error, "BAD_ADDRESS", "http: '%.80s' is not an address; expected host:port",
-                             config->http);
+        return contradiction(error, "BAD_ADDRESS",
+                             "http: '%.80s' is not an address; expected host:port", config->http);
     return 0;
 }
 
@@ -82,7 +88,8 @@ static int check_streams(const struct pd_feed_config *feed, struct pd_error *err
     uint32_t count = feed->stream_count;
     if (count > 0 && feed->streams_to_end > 0)
         return contradiction(error, "STREAMS_TWICE",
-                             "streams declares %u names and stream_count is %u: the feed ends by one of the two; set "
+                             "streams declares %u names and stream_count is %u: the feed ends by "
+                             "one of the two; set "
                              "stream_count to 0 or leave streams out",
                              count, feed->streams_to_end);
     if (count < 2)
@@ -107,16 +114,20 @@ static int check_sources(const struct pd_feed_config *feed, struct pd_error *err
         const struct pd_source_config *source = &feed->sources[i];
         for (uint32_t j = 0; j < i; j++) {
             if (strcmp(feed->sources[j].name, source->name) == 0)
-                return contradiction(error, "REPEATED_NAME", "sources: '%s' is there twice", source->name);
+                return contradiction(error, "REPEATED_NAME", "sources: '%s' is there twice",
+                                     source->name);
         }
         if (source->lane.passes_max > 0 && source->lane.on_end != PD_ON_END_REPEAT)
             return contradiction(error, "MAX_PASSES",
-                                 "sources.%s: max_passes is %u but on_end is not repeat; set on_end: repeat or leave "
+                                 "sources.%s: max_passes is %u but on_end is not repeat; set "
+                                 "on_end: repeat or leave "
                                  "max_passes out",
                                  source->name, source->lane.passes_max);
-        if (feed->epochs > 1 && (source->lane.on_end != PD_ON_END_CONTINUE || source->lane.passes_max > 0))
+        if (feed->epochs > 1 &&
+            (source->lane.on_end != PD_ON_END_CONTINUE || source->lane.passes_max > 0))
             return contradiction(error, "EPOCHS",
-                                 "epochs is %u, which sets on_end and max_passes of every source, but sources.%s sets "
+                                 "epochs is %u, which sets on_end and max_passes of every source, "
+                                 "but sources.%s sets "
                                  "its own; use one of the two",
                                  feed->epochs, source->name);
     }
@@ -126,11 +137,13 @@ static int check_sources(const struct pd_feed_config *feed, struct pd_error *err
 static int check_lanes(const struct pd_feed_config *feed, struct pd_error *error)
 {
     if (feed->rules.merge == PD_MERGE_ORDERED && feed->stream_count == 0)
-        return contradiction(error, "MERGE_STREAMS",
-                             "merge is ordered but streams is empty; declare the streams that take turns");
+        return contradiction(
+            error, "MERGE_STREAMS",
+            "merge is ordered but streams is empty; declare the streams that take turns");
     if (feed->rules.merge == PD_MERGE_ORDERED && feed->source_count > 0)
         return contradiction(error, "MERGE_SOURCES",
-                             "merge is ordered and sources has %u entries: turns and weights exclude each other; use "
+                             "merge is ordered and sources has %u entries: turns and weights "
+                             "exclude each other; use "
                              "merge: arrival",
                              feed->source_count);
     if (feed->rules.merge == PD_MERGE_ORDERED && feed->epochs > 1)
@@ -143,7 +156,8 @@ static int check_jobs(const struct pd_feed_config *feed, struct pd_error *error)
     for (uint32_t i = 0; i < feed->job_count; i++) {
         for (uint32_t j = 0; j < i; j++) {
             if (strcmp(feed->jobs[j].name, feed->jobs[i].name) == 0)
-                return contradiction(error, "REPEATED_NAME", "jobs: '%s' is there twice", feed->jobs[i].name);
+                return contradiction(error, "REPEATED_NAME", "jobs: '%s' is there twice",
+                                     feed->jobs[i].name);
         }
     }
     return 0;
@@ -154,17 +168,19 @@ static int check_shape(const struct pd_feed_config *feed, struct pd_error *error
     const struct pd_layout_rules *layout = &feed->layout;
     if (layout->width_count > 0 && layout->width == PD_WIDTH_FIXED)
         return contradiction(error, "BAD_WIDTHS",
-                             "widths has %u entries but width is fixed; use width: step or batch, or leave widths out",
+                             "widths has %u entries but width is fixed; use width: step or batch, "
+                             "or leave widths out",
                              layout->width_count);
     if (layout->fixed_segments > 0 && feed->rules.segments_max > layout->fixed_segments)
         return contradiction(error, "BAD_FIXED_SEGMENTS",
-                             "max_segments is %u, more than fixed_segments %u holds", feed->rules.segments_max,
-                             layout->fixed_segments);
+                             "max_segments is %u, more than fixed_segments %u holds",
+                             feed->rules.segments_max, layout->fixed_segments);
     if (layout->cost.alpha == 0 && layout->cost.beta == 0)
         return contradiction(error, "BAD_COST", "cost.alpha and cost.beta are both 0; set one");
-    if (feed->vocab_size > 0 && (layout->pad_id < 0 || (uint32_t)layout->pad_id >= feed->vocab_size))
-        return contradiction(error, "BAD_PAD_ID", "pad_id is %d, outside vocab_size %u", layout->pad_id,
-                             feed->vocab_size);
+    if (feed->vocab_size > 0 &&
+        (layout->pad_id < 0 || (uint32_t)layout->pad_id >= feed->vocab_size))
+        return contradiction(error, "BAD_PAD_ID", "pad_id is %d, outside vocab_size %u",
+                             layout->pad_id, feed->vocab_size);
     return 0;
 }
 
@@ -201,7 +217,8 @@ static int check_memory(const struct pd_config *config, struct pd_error *error)
     pd_units_format_bytes(config->max_sample_bytes, need, sizeof need);
     if (config->memory_ingest_bytes / 2 < config->max_sample_bytes)
         return contradiction(error, "MEMORY",
-                             "memory.ingest is %s, less than twice limits.max_sample_bytes %s: such a sample could never "
+                             "memory.ingest is %s, less than twice limits.max_sample_bytes %s: "
+                             "such a sample could never "
                              "be sent; raise the first or lower the second",
                              have, need);
     for (uint32_t i = 0; i < config->feed_count; i++) {
@@ -210,10 +227,11 @@ static int check_memory(const struct pd_config *config, struct pd_error *error)
             continue;
         pd_units_format_bytes(config->memory_batches_bytes, have, sizeof have);
         pd_units_format_bytes(row_bytes, need, sizeof need);
-        return contradiction(error, "MEMORY",
-                             "feeds[%u] (%s): a batch of one row may take %s, more than half of memory.batches %s; "
-                             "raise memory.batches",
-                             i, config->feeds[i].name, need, have);
+        return contradiction(
+            error, "MEMORY",
+            "feeds[%u] (%s): a batch of one row may take %s, more than half of memory.batches %s; "
+            "raise memory.batches",
+            i, config->feeds[i].name, need, have);
     }
     return 0;
 }
@@ -228,8 +246,10 @@ static int check_log_share(const struct pd_config *config, struct pd_error *erro
             continue;
         char have_text[32], need_text[32];
         return contradiction(error, "LOG_TOO_SMALL",
-                             "feeds[%u] (%s): each of its %u lanes may hold %s of log.max_bytes unplanned, but needs %s: "
-                             "two blocks and one sample of limits.max_sample_bytes; raise the first or lower the second",
+                             "feeds[%u] (%s): each of its %u lanes may hold %s of log.max_bytes "
+                             "unplanned, but needs %s: "
+                             "two blocks and one sample of limits.max_sample_bytes; raise the "
+                             "first or lower the second",
                              i, feed->name, feed->rules.lane_count,
                              pd_units_format_bytes(have, have_text, sizeof have_text),
                              pd_units_format_bytes(need, need_text, sizeof need_text));
@@ -248,7 +268,8 @@ int pd_config_check(struct pd_config *config, struct pd_error *error)
             pd_error_prefix(error, rc, "feeds[%u] (%s)", i, config->feeds[i].name);
         for (uint32_t j = 0; j < i && rc == 0; j++) {
             if (strcmp(config->feeds[j].name, config->feeds[i].name) == 0)
-                rc = contradiction(error, "REPEATED_NAME", "feeds[%u] and feeds[%u] are both called '%s'", j, i,
+                rc = contradiction(error, "REPEATED_NAME",
+                                   "feeds[%u] and feeds[%u] are both called '%s'", j, i,
                                    config->feeds[i].name);
         }
     }

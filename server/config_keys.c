@@ -1,7 +1,8 @@
 /* The key table itself, and the reading and writing of one value.
  *
- * Everything that is true of a key alone (type, bounds, choices, default, help) is said here and nowhere else; what holds between keys is in
- * config_check.c. Defaults are kept as text and go through the same parser as the file. Main thread at start; knows no YAML. */
+ * Everything that is true of a key alone (type, bounds, choices, default, help) is said here and
+ * nowhere else; what holds between keys is in config_check.c. Defaults are kept as text and go
+ * through the same parser as the file. Main thread at start; knows no YAML. */
 #include "server/config_keys.h"
 
 #include "base/check.h"
@@ -22,155 +23,169 @@
 #define HOUR (3600 * SECOND)
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define ROW(scope, path, kind, shapes, member, min, max, choices, fallback, help)            \
-    {path, PD_KEY_##kind, shapes, offsetof(struct scope, member),                            \
-     sizeof(((struct scope *)0)->member), min, max, choices, fallback, help},
+#define ROW(scope, path, kind, shapes, member, min, max, choices, fallback, help)  \
+    {                                                                              \
+        path, PD_KEY_##kind, shapes, offsetof(struct scope, member),               \
+            sizeof(((struct scope *)0)->member), min, max, choices, fallback, help \
+    }
 
 #define TOP(path, kind, member, min, max, choices, fallback, help) \
     ROW(pd_config, path, kind, false, member, min, max, choices, fallback, help)
 static const struct pd_key top_keys[] = {
     TOP("listen", LISTEN, listen, 0, 0, NULL, "[\"127.0.0.1:7070\"]",
-        "Addresses of the gRPC server: \"host:port\" or \"unix:/path\"; port 0 takes any free one.")
+        "Addresses of the gRPC server: \"host:port\" or \"unix:/path\"; port 0 takes any free "
+        "one."),
     TOP("http", STRING, http, 0, 0, NULL, "127.0.0.1:7071",
-        "Address of the HTTP server: /metrics, /livez, /readyz.")
+        "Address of the HTTP server: /metrics, /livez, /readyz."),
     TOP("log.path", STRING, log_path, 0, 0, NULL, "./packd-data",
-        "Directory of the log; made when missing. Not on a network file system.")
+        "Directory of the log; made when missing. Not on a network file system."),
     TOP("log.max_bytes", BYTES, log_max_bytes, 16 * MIB, 1024 * TIB, NULL, "16GiB",
-        "Most bytes the log may use; a full log grants no credit until commits let it be trimmed.")
+        "Most bytes the log may use; a full log grants no credit until commits let it be trimmed."),
     TOP("log.durability", CHOICE, durability, 0, 0, WORDS("process", "fsync"), "fsync",
-        "What an ack means: on disk (fsync), or safe against kill -9 but not a power cut (process).")
+        "What an ack means: on disk (fsync), or safe against kill -9 but not a power cut "
+        "(process)."),
     TOP("log.commit_bytes", BYTES, commit_bytes, 4 * KIB, GIB, NULL, "4MiB",
-        "A group of requests is committed when it holds this much.")
+        "A group of requests is committed when it holds this much."),
     TOP("log.commit_ms", DURATION, commit_ns, 0, 1000 * MS, NULL, "5",
-        "A group of requests is committed after this time, in milliseconds.")
+        "A group of requests is committed after this time, in milliseconds."),
     TOP("memory.batches", BYTES, memory_batches_bytes, MIB, 1024 * TIB, NULL, "1GiB",
-        "Memory for finished batches.")
+        "Memory for finished batches."),
     TOP("memory.ingest", BYTES, memory_ingest_bytes, MIB, 1024 * TIB, NULL, "256MiB",
-        "Sum of the credits granted to producers.")
+        "Sum of the credits granted to producers."),
     TOP("limits.max_sample_bytes", BYTES, max_sample_wanted_bytes, 0, GIB, NULL, "0",
-        "A larger sample is refused; 0 = 64MiB, or less where half of memory.ingest or a lane's share of the log is less.")
+        "A larger sample is refused; 0 = 64MiB, or less where half of memory.ingest or a lane's "
+        "share of the log is less."),
     TOP("limits.push_calls", NUMBER, push_calls_max, 1, 65536, NULL, "4096",
-        "Push calls open at a time.")
+        "Push calls open at a time."),
     TOP("limits.stall", DURATION, stall_ns, SECOND, 24 * HOUR, NULL, "60s",
-        "A write to a client without progress for this long ends the call.")
+        "A write to a client without progress for this long ends the call."),
     TOP("drain", DURATION, drain_ns, 0, 24 * HOUR, NULL, "30s",
-        "Grace period of a shutdown: calls that have not ended by then are cancelled.")
+        "Grace period of a shutdown: calls that have not ended by then are cancelled."),
     TOP("threads.rpc", NUMBER, rpc_threads, 0, 64, NULL, "0",
-        "gRPC threads; 0 = one per core, at most 4.")
+        "gRPC threads; 0 = one per core, at most 4."),
     TOP("threads.assemble", NUMBER, assemble_threads, 0, 64, NULL, "0",
-        "Threads that build batches; 0 = one per core, at most 4.")
-    TOP("validate.backend", WORD, validate_backend, 0, 0, WORDS("auto", "cuda", "cpu", "off"), "auto",
-        "Where the attention probe runs; auto takes a device where one works, cuda demands one.")
+        "Threads that build batches; 0 = one per core, at most 4."),
+    TOP("validate.backend", WORD, validate_backend, 0, 0, WORDS("auto", "cuda", "cpu", "off"),
+        "auto",
+        "Where the attention probe runs; auto takes a device where one works, cuda demands one."),
     TOP("validate.fraction", RATIO, validate_fraction, 0, 0, NULL, "1",
-        "Share of batches that are probed; the structural check covers all of them in any case.")
+        "Share of batches that are probed; the structural check covers all of them in any case."),
     TOP("validate.cpu_share", RATIO, validate_cpu_share, 0, 0, NULL, "0.25",
-        "Share of one core that the probe may take when it runs on the CPU.")
+        "Share of one core that the probe may take when it runs on the CPU."),
     TOP("validate.on_violation", CHOICE, on_violation, 0, 0, WORDS("stop", "skip_step"), "stop",
-        "What happens when a batch fails its check twice.")
-    TOP("feeds", FEEDS, feeds, 0, 0, NULL, "[{name: default}]", "The feeds; each has the keys below.")
+        "What happens when a batch fails its check twice."),
+    TOP("feeds", FEEDS, feeds, 0, 0, NULL, "[{name: default}]",
+        "The feeds; each has the keys below."),
 };
 
 #define FEED(path, kind, shapes, member, min, max, choices, fallback, help) \
     ROW(pd_feed_config, path, kind, shapes, member, min, max, choices, fallback, help)
 static const struct pd_key feed_keys[] = {
-    FEED("name", NAME, false, name, 0, 0, NULL, "default", "Name of the feed.")
+    FEED("name", NAME, false, name, 0, 0, NULL, "default", "Name of the feed."),
     FEED("seq_len", NUMBER, true, rules.seq_len, 1, PD_SEQ_LEN_MAX, NULL, "4096",
-         "Positions of a pack.")
+         "Positions of a pack."),
     FEED("window", NUMBER, true, rules.window_samples, 1, 1u << 20, NULL, "1024",
-         "Samples the planner chooses from.")
+         "Samples the planner chooses from."),
     FEED("window_bytes", BYTES, true, rules.window_bytes, KIB, 1024 * TIB, NULL, "1GiB",
-         "Payload bytes the window may stand for; one sample always fits.")
-    FEED("strategy", CHOICE, true, rules.strategy, 0, 0, WORDS("exact", "sequential", "none"), "exact",
-         "How packs are filled: exact (least padding), sequential (keeps the order), none (one sample a pack).")
+         "Payload bytes the window may stand for; one sample always fits."),
+    FEED("strategy", CHOICE, true, rules.strategy, 0, 0, WORDS("exact", "sequential", "none"),
+         "exact",
+         "How packs are filled: exact (least padding), sequential (keeps the order), none (one "
+         "sample a pack)."),
     FEED("order", CHOICE, true, rules.order, 0, 0, WORDS("arrival", "shuffle"), "arrival",
-         "Order in which samples reach the window.")
+         "Order in which samples reach the window."),
     FEED("shuffle_samples", NUMBER, true, rules.shuffle_samples, 1, 1u << 26, NULL, "262144",
-         "Samples in the shuffle buffer, with order: shuffle.")
+         "Samples in the shuffle buffer, with order: shuffle."),
     FEED("shuffle_bytes", BYTES, true, rules.shuffle_bytes, KIB, 1024 * TIB, NULL, "1GiB",
-         "Payload bytes the shuffle buffer may stand for.")
+         "Payload bytes the shuffle buffer may stand for."),
     FEED("merge", CHOICE, true, rules.merge, 0, 0, WORDS("arrival", "ordered"), "arrival",
-         "How streams join: in log order, or one sample of each declared stream in turn.")
+         "How streams join: in log order, or one sample of each declared stream in turn."),
     FEED("streams", STREAMS, true, streams, 0, 0, NULL, "[]",
-         "Declared streams: the feed ends when all of them have ended; the order of merge: ordered.")
+         "Declared streams: the feed ends when all of them have ended; the order of merge: "
+         "ordered."),
     FEED("stream_count", NUMBER, false, streams_to_end, 0, 1u << 20, NULL, "0",
-         "The feed ends when this many streams have ended; 0 = only EndFeed or `streams` end it.")
+         "The feed ends when this many streams have ended; 0 = only EndFeed or `streams` end it."),
     FEED("sources", SOURCES, true, sources, 0, 0, NULL, "{}",
-         "Sources that are mixed by weight; each has the keys below.")
-    FEED("seed", NUMBER, true, rules.seed, 0, UINT64_MAX, NULL, "0", "Seed of the shuffle.")
+         "Sources that are mixed by weight; each has the keys below."),
+    FEED("seed", NUMBER, true, rules.seed, 0, UINT64_MAX, NULL, "0", "Seed of the shuffle."),
     FEED("over_length", CHOICE, true, rules.over_length, 0, 0,
          WORDS("reject", "keep_head", "keep_tail", "split"), "reject",
-         "What happens to a sample longer than seq_len.")
+         "What happens to a sample longer than seq_len."),
     FEED("seg_align", NUMBER, true, rules.seg_align, 1, 65536, NULL, "1",
-         "Each segment's slot is a multiple of this.")
+         "Each segment's slot is a multiple of this."),
     FEED("total_align", NUMBER, true, layout.total_align, 0, 65536, NULL, "0",
-         "Widths are a multiple of this; itself a multiple of seg_align; 0 = seg_align.")
+         "Widths are a multiple of this; itself a multiple of seg_align; 0 = seg_align."),
     FEED("width", CHOICE, true, layout.width, 0, 0, WORDS("fixed", "step", "batch"), "fixed",
-         "Width of a batch: seq_len, or what the longest pack of the step or batch needs.")
+         "Width of a batch: seq_len, or what the longest pack of the step or batch needs."),
     FEED("widths", WIDTHS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
-         "Widths to round up to, ascending, with width: step or batch.")
+         "Widths to round up to, ascending, with width: step or batch."),
     FEED("fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
-         "Entries of cu_seqlens in every batch, for compiled models; 0 = as many as there are.")
+         "Entries of cu_seqlens in every batch, for compiled models; 0 = as many as there are."),
     FEED("max_segments", NUMBER, true, rules.segments_max, 0, PD_SEQ_LEN_MAX, NULL, "0",
-         "Real segments per pack; 0 = no cap.")
+         "Real segments per pack; 0 = no cap."),
     FEED("pad_segment", NUMBER, true, layout.pad_segment, 1, PD_SEQ_LEN_MAX, NULL, "1024",
-         "Longest padding segment.")
+         "Longest padding segment."),
     FEED("max_wait", DURATION, false, max_wait_ns, 0, 24 * HOUR, NULL, "0",
-         "A step that waits longer is completed from a short window; 0 = never flush on idleness.")
+         "A step that waits longer is completed from a short window; 0 = never flush on idleness."),
     FEED("plan_ahead", BYTES, false, plan_ahead_bytes, KIB, 1024 * TIB, NULL, "1GiB",
-         "Payload bytes planned past the highest step delivered.")
+         "Payload bytes planned past the highest step delivered."),
     FEED("log_share", NUMBER, false, log_share, 1, 1000000, NULL, "1",
-         "Share of log.max_bytes, relative to the other feeds.")
+         "Share of log.max_bytes, relative to the other feeds."),
     FEED("labels", CHOICE, true, layout.labels, 0, 0, WORDS("unshifted", "shifted"), "unshifted",
-         "Where a token's label stands: at the token, or one position before it.")
-    FEED("labels_look_shifted", CHOICE, false, check_shifted_labels, 0, 0, WORDS("accept", "refuse"),
-         "refuse", "What happens to pushed labels that look shifted already.")
+         "Where a token's label stands: at the token, or one position before it."),
+    FEED("labels_look_shifted", CHOICE, false, check_shifted_labels, 0, 0,
+         WORDS("accept", "refuse"), "refuse",
+         "What happens to pushed labels that look shifted already."),
     FEED("loss_weight", CHOICE, true, layout.loss, 0, 0, WORDS("token", "sample"), "token",
-         "A target's weight: its sample's weight, or that divided by the sample's loss tokens.")
-    FEED("pad_id", SIGNED, true, layout.pad_id, 0, 0, NULL, "0", "Token at padding and gaps.")
+         "A target's weight: its sample's weight, or that divided by the sample's loss tokens."),
+    FEED("pad_id", SIGNED, true, layout.pad_id, 0, 0, NULL, "0", "Token at padding and gaps."),
     FEED("vocab_size", NUMBER, false, vocab_size, 0, INT32_MAX, NULL, "0",
-         "A sample with a token outside 0 .. vocab_size - 1 is refused; 0 = not checked.")
+         "A sample with a token outside 0 .. vocab_size - 1 is refused; 0 = not checked."),
     FEED("balance", CHOICE, true, balance, 0, 0, WORDS("off", "cost"), "off",
-         "Packs of equal attention cost in a step; this version offers off.")
+         "Packs of equal attention cost in a step; this version offers off."),
     FEED("balance_bytes", BYTES, true, balance_bytes, KIB, 1024 * TIB, NULL, "1GiB",
-         "Payload bytes of a balance block.")
+         "Payload bytes of a balance block."),
     FEED("cost.alpha", NUMBER, true, layout.cost.alpha, 0, 1u << 24, NULL, "24576",
-         "Cost of a token, in the attention cost of headers.")
+         "Cost of a token, in the attention cost of headers."),
     FEED("cost.beta", NUMBER, true, layout.cost.beta, 0, 1u << 24, NULL, "1",
-         "Cost of a pair of tokens.")
+         "Cost of a pair of tokens."),
     FEED("last_step", CHOICE, true, last_step, 0, 0, WORDS("pad", "drop"), "pad",
-         "The last, partly filled step: completed with padding rows, or dropped.")
+         "The last, partly filled step: completed with padding rows, or dropped."),
     FEED("epochs", NUMBER, true, epochs, 1, 1u << 20, NULL, "1",
-         "Passes over every lane: short for on_end: repeat and max_passes on each.")
+         "Passes over every lane: short for on_end: repeat and max_passes on each."),
     FEED("drop_views", VIEWS, true, drop_views_count, 0, 0, NULL, "{}",
-         "Views left out, per source; this version offers none.")
+         "Views left out, per source; this version offers none."),
     FEED("jobs", JOBS, false, jobs, 0, 0, NULL, "[]",
-         "Jobs that hold the log from pack 0 before they first connect; each has the keys below.")
+         "Jobs that hold the log from pack 0 before they first connect; each has the keys below."),
 };
 
 #define SOURCE(path, kind, member, min, max, choices, fallback, help) \
     ROW(pd_source_config, path, kind, true, member, min, max, choices, fallback, help)
 static const struct pd_key source_keys[] = {
     SOURCE("weight", NUMBER, lane.weight, 1, 1000000, NULL, "1",
-           "Share of tokens, relative to the other sources.")
+           "Share of tokens, relative to the other sources."),
     SOURCE("on_end", CHOICE, lane.on_end, 0, 0, WORDS("continue", "stop", "repeat"), "continue",
-           "When the source has ended: go on without it, end the feed, or read it again.")
+           "When the source has ended: go on without it, end the feed, or read it again."),
     SOURCE("max_passes", NUMBER, lane.passes_max, 0, 1u << 20, NULL, "0",
-           "Passes in all, with on_end: repeat; 0 = as many as the other sources last.")
+           "Passes in all, with on_end: repeat; 0 = as many as the other sources last."),
 };
 
 #define JOB(path, kind, member, min, max, choices, fallback, help) \
     ROW(pd_job_config, path, kind, false, member, min, max, choices, fallback, help)
 static const struct pd_key job_keys[] = {
-    JOB("name", NAME, name, 0, 0, NULL, "train", "Name of the job.")
+    JOB("name", NAME, name, 0, 0, NULL, "train", "Name of the job."),
     JOB("retain.commits", NUMBER, retain_commits, 1, 1000000, NULL, "3",
-        "Commits a run can go back by.")
+        "Commits a run can go back by."),
     JOB("retain.bytes", BYTES, retain_bytes, 0, 1024 * TIB, NULL, "0",
-        "Bytes kept below the last commit; 0 = by commits alone.")
+        "Bytes kept below the last commit; 0 = by commits alone."),
     JOB("retain.time", DURATION, retain_ns, 0, 8760 * HOUR, NULL, "0",
-        "Time kept below the last commit; 0 = by commits alone.")
+        "Time kept below the last commit; 0 = by commits alone."),
 };
 
-#define TABLE(keys) {keys, PD_COUNT_OF(keys)}
+#define TABLE(keys)             \
+    {                           \
+        keys, PD_COUNT_OF(keys) \
+    }
 const struct pd_key_table pd_top_keys = TABLE(top_keys), pd_feed_keys = TABLE(feed_keys),
                           pd_source_keys = TABLE(source_keys), pd_job_keys = TABLE(job_keys);
 
@@ -198,8 +213,8 @@ static int refuse(const struct pd_key *key, const char *text, struct pd_error *e
 {
     char expected[200];
     pd_key_expectation(key, expected, sizeof expected);
-    return pd_error_set(error, PD_EINVAL, "BAD_VALUE", "'%.60s' is not possible here; expected %s", text,
-                        expected);
+    return pd_error_set(error, PD_EINVAL, "BAD_VALUE", "'%.60s' is not possible here; expected %s",
+                        text, expected);
 }
 
 static bool parse_whole(const char *text, uint64_t *value)
@@ -212,7 +227,8 @@ static bool parse_whole(const char *text, uint64_t *value)
     return errno == 0 && *end == '\0';
 }
 
-static int set_signed(const struct pd_key *key, void *base, const char *text, struct pd_error *error)
+static int set_signed(const struct pd_key *key, void *base, const char *text,
+                      struct pd_error *error)
 {
     const char *digits = *text == '-' ? text + 1 : text;
     uint64_t value;
@@ -233,7 +249,8 @@ static int set_ratio(const struct pd_key *key, void *base, const char *text, str
 }
 
 /* Numbers, sizes and durations. log.commit_ms alone carries its unit in its name. */
-static int set_amount(const struct pd_key *key, void *base, const char *text, struct pd_error *error)
+static int set_amount(const struct pd_key *key, void *base, const char *text,
+                      struct pd_error *error)
 {
     uint64_t value = 0;
     int rc = 0;
@@ -255,7 +272,8 @@ static int set_amount(const struct pd_key *key, void *base, const char *text, st
     return 0;
 }
 
-static int set_choice(const struct pd_key *key, void *base, const char *text, struct pd_error *error)
+static int set_choice(const struct pd_key *key, void *base, const char *text,
+                      struct pd_error *error)
 {
     size_t i = 0;
     while (key->choices[i] && strcmp(key->choices[i], text) != 0)
@@ -452,7 +470,8 @@ void pd_key_expectation(const struct pd_key *key, char *text, size_t size)
 
 /* ---- suggestions ---- */
 
-/* Edits (insert, delete, replace, swap of neighbours) from a to b, or `limit` when there are more; words of up to 63 letters. */
+/* Edits (insert, delete, replace, swap of neighbours) from a to b, or `limit` when there are more;
+ * words of up to 63 letters. */
 static unsigned edit_distance(const char *a, const char *b, unsigned limit)
 {
     size_t m = strlen(a), n = strlen(b);

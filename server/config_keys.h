@@ -1,5 +1,5 @@
-/* The table of configuration keys: one row a key, from which the parser, the environment, the printer, the sample file and
- * docs/CONFIGURATION.md are made. Private to server/config*.c.
+/* The table of configuration keys: one row a key, from which the parser, the environment, the
+ * printer, the sample file and docs/CONFIGURATION.md are made. Private to server/config*.c.
  *
  *   scope     base object               rows
  *   top       struct pd_config          listen, http, log.*, memory.*, ..., feeds
@@ -7,7 +7,8 @@
  *   source    struct pd_source_config   one value of sources
  *   job       struct pd_job_config      one entry of jobs
  *
- * A path with a dot ("log.max_bytes") is a key in a mapping of the same scope. Main thread at start. */
+ * A path with a dot ("log.max_bytes") is a key in a mapping of the same scope. Main thread at
+ * start. */
 #ifndef PD_SERVER_CONFIG_KEYS_H
 #define PD_SERVER_CONFIG_KEYS_H
 
@@ -39,7 +40,7 @@ enum pd_key_kind {
 struct pd_key {
     const char *path;
     enum pd_key_kind kind;
-    bool shapes_batches; /* part of pd_feed_config_digest */
+    bool shapes_batches;             /* part of pd_feed_config_digest */
     size_t offset_bytes, size_bytes; /* of the member */
     uint64_t min, max;               /* of numbers, sizes and durations */
     const char *const *choices;      /* NULL-terminated; NULL where any value goes */
@@ -56,10 +57,10 @@ extern const struct pd_key_table pd_top_keys, pd_feed_keys, pd_source_keys, pd_j
 
 /* True for the kinds that are one value. */
 bool pd_key_is_scalar(const struct pd_key *key);
-/* Parses `text` into the key's member of *base. PD_EINVAL: what was found and what is expected, without the place (the caller puts that before);
- * PD_ENOMEM. */
-int pd_key_set(const struct pd_key *key, void *base, const char *text, struct pd_error *error)
-    PD_MUST_CHECK;
+/* Parses `text` into the key's member of *base. PD_EINVAL: what was found and what is expected,
+ * without the place (the caller puts that before); PD_ENOMEM. */
+int pd_key_set(const struct pd_key *key, void *base, const char *text,
+               struct pd_error *error) PD_MUST_CHECK;
 /* The key's value in the words of the file, as pd_key_set takes it; scalars only. */
 void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t size);
 /* Sets every scalar of *base (zeroed memory) to its default. PD_ENOMEM. */
@@ -70,17 +71,20 @@ void pd_key_expectation(const struct pd_key *key, char *text, size_t size);
 /* Puts one feed with the defaults into *feed, nothing derived yet. PD_ENOMEM. */
 int pd_feed_default(struct pd_feed_config *feed) PD_MUST_CHECK;
 void pd_feed_fini(struct pd_feed_config *feed);
-/* Fills what follows from other fields: the layout's copies of the planner's keys, lanes, streams_to_end. */
+/* Fills what follows from other fields: the layout's copies of the planner's keys, lanes,
+ * streams_to_end. */
 void pd_feed_derive(struct pd_feed_config *feed);
 
 /* Fills max_sample_bytes. */
 void pd_config_derive(struct pd_config *config);
 /* What a lane of the feed may hold unplanned: its part of half the feed's share of the log. */
 uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
-/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else fills the log. */
+/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
+ * fills the log. */
 #define PD_LANE_BLOCKS_BYTES (2ull << 20)
 
-/* The candidate that `word` was probably meant to be, or NULL: at most two edits away, and fewer than half its letters. */
+/* The candidate that `word` was probably meant to be, or NULL: at most two edits away, and fewer
+ * than half its letters. */
 const char *pd_nearest(const char *word, const char *const *candidates, size_t count);
 
 #endif

@@ -1,6 +1,8 @@
-/* The configuration in words, all from the key tables: the effective configuration as YAML, the commented sample, docs/CONFIGURATION.md.
+/* The configuration in words, all from the key tables: the effective configuration as YAML, the
+ * commented sample, docs/CONFIGURATION.md.
  *
- * What is printed parses back to the same configuration. Text that YAML could read otherwise is quoted. Main thread. */
+ * What is printed parses back to the same configuration. Text that YAML could read otherwise is
+ * quoted. Main thread. */
 #include "server/config.h"
 
 #include "base/check.h"
@@ -19,14 +21,16 @@ struct printer {
 
 static bool is_plain(const char *text)
 {
-    static const char *const words[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
+    static const char *const words[] = {"null", "true", "false", "yes", "no",
+                                        "on",   "off",  "y",     "n"};
     if (!isalpha((unsigned char)text[0]) && text[0] != '.' && text[0] != '/')
         return false;
     for (size_t i = 0; i < PD_COUNT_OF(words); i++) {
         if (strcasecmp(text, words[i]) == 0)
             return false;
     }
-    return text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-")] == '\0';
+    return text[strspn(
+               text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-")] == '\0';
 }
 
 static void put_text(FILE *out, const char *text)
@@ -103,8 +107,8 @@ static void put_sources(FILE *out, const struct pd_feed_config *feed)
     fputc('}', out);
 }
 
-static void put_keys(const struct printer *printer, const struct pd_key_table *table, const void *base, int indent,
-                     const char *first_lead);
+static void put_keys(const struct printer *printer, const struct pd_key_table *table,
+                     const void *base, int indent, const char *first_lead);
 
 static void put_jobs(const struct printer *printer, const struct pd_feed_config *feed, int indent)
 {
@@ -112,7 +116,8 @@ static void put_jobs(const struct printer *printer, const struct pd_feed_config 
         fputs(" []", printer->out);
     for (uint32_t i = 0; i < feed->job_count; i++) {
         fputc('\n', printer->out);
-        put_keys(&(struct printer){.out = printer->out}, &pd_job_keys, &feed->jobs[i], indent + 4, "- ");
+        put_keys(&(struct printer){.out = printer->out}, &pd_job_keys, &feed->jobs[i], indent + 4,
+                 "- ");
     }
 }
 
@@ -124,7 +129,8 @@ static void put_feeds(const struct printer *printer, const struct pd_config *con
     }
 }
 
-static void put_value(const struct printer *printer, const struct pd_key *key, const void *base, int indent)
+static void put_value(const struct printer *printer, const struct pd_key *key, const void *base,
+                      int indent)
 {
     FILE *out = printer->out;
     if (key->kind == PD_KEY_FEEDS) {
@@ -164,10 +170,11 @@ static void section_of(const struct pd_key *key, char *section, size_t size)
     snprintf(section, size, "%.*s", dot ? (int)(dot - key->path) : 0, key->path);
 }
 
-/* One "key: value" line a row, sections opened where they change. `first_lead` stands in the last columns of the first line's indent; lines are ended
- * by the next one's beginning, the last by nothing. */
-static void put_keys(const struct printer *printer, const struct pd_key_table *table, const void *base, int indent,
-                     const char *first_lead)
+/* One "key: value" line a row, sections opened where they change. `first_lead` stands in the last
+ * columns of the first line's indent; lines are ended by the next one's beginning, the last by
+ * nothing. */
+static void put_keys(const struct printer *printer, const struct pd_key_table *table,
+                     const void *base, int indent, const char *first_lead)
 {
     char open[64] = "";
     for (size_t i = 0; i < table->count; i++) {
@@ -209,7 +216,8 @@ int pd_config_sample(FILE *out)
     int rc = pd_config_default(&config);
     if (rc != 0)
         return rc;
-    fputs("# packd's configuration with every key at its default. Sizes take KiB, MiB, GiB, TiB (or KB, MB, GB, TB), "
+    fputs("# packd's configuration with every key at its default. Sizes take KiB, MiB, GiB, TiB "
+          "(or KB, MB, GB, TB), "
           "durations\n# ns, us, ms, s, m, h. A key that is not listed here is an error.\n",
           out);
     rc = put_config(&config, out, true);
@@ -234,11 +242,15 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
 
 int pd_config_reference(FILE *out)
 {
-    fputs("# Configuration\n\nMade from the key table in `server/config_keys.c` by `bazel run //server:reference -- "
+    fputs("# Configuration\n\nMade from the key table in `server/config_keys.c` by `bazel run "
+          "//server:reference -- "
           "config`; a test compares the two.\n\n"
-          "One YAML file (`packd --config FILE`). Flags override `PACKD_*` variables, these override the file, the file "
-          "overrides the\ndefaults. A key that is not in a table below is an error. Sizes take B, KiB, MiB, GiB, TiB (1024) "
-          "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` prints the configuration in force and "
+          "One YAML file (`packd --config FILE`). Flags override `PACKD_*` variables, these "
+          "override the file, the file "
+          "overrides the\ndefaults. A key that is not in a table below is an error. Sizes take B, "
+          "KiB, MiB, GiB, TiB (1024) "
+          "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` "
+          "prints the configuration in force and "
           "ends.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
@@ -248,11 +260,13 @@ int pd_config_reference(FILE *out)
     put_reference_table(out, &pd_source_keys);
     fputs("## A job: an entry of `jobs`\n\n", out);
     put_reference_table(out, &pd_job_keys);
-    fputs("## Environment\n\nThe variable, and the key it sets. `PACKD_LISTEN` takes several addresses with commas between them.\n\n"
+    fputs("## Environment\n\nThe variable, and the key it sets. `PACKD_LISTEN` takes several "
+          "addresses with commas between them.\n\n"
           "```\n",
           out);
     int rc = pd_config_variables(out);
-    fputs("```\n\n`PACKD_LOG_LEVEL` (debug, info, warn, error) and `PACKD_LOG_FORMAT` (plain, json) set the lines on stderr.\n\n"
+    fputs("```\n\n`PACKD_LOG_LEVEL` (debug, info, warn, error) and `PACKD_LOG_FORMAT` (plain, "
+          "json) set the lines on stderr.\n\n"
           "## A file with every default\n\n```yaml\n",
           out);
     if (rc == 0)

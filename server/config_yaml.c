@@ -1,7 +1,9 @@
-/* YAML into struct pd_config: libyaml reads the whole document, then the key tables are walked beside it.
+/* YAML into struct pd_config: libyaml reads the whole document, then the key tables are walked
+ * beside it.
  *
- * Every refusal names file, line and key path. The new configuration is built aside and moved into place only when all of it was good. Anchors
- * and aliases work (a node may be met twice), depth is bounded by the tables, size by FILE_BYTES_MAX. Main thread; trusts no byte. */
+ * Every refusal names file, line and key path. The new configuration is built aside and moved into
+ * place only when all of it was good. Anchors and aliases work (a node may be met twice), depth is
+ * bounded by the tables, size by FILE_BYTES_MAX. Main thread; trusts no byte. */
 #include "server/config.h"
 
 #include "base/bytes.h"
@@ -51,14 +53,15 @@ static int no_memory(struct walk *walk)
     return pd_error_set(walk->error, PD_ENOMEM, "NO_MEMORY", "no memory for the configuration");
 }
 
-static int wrong_kind(struct walk *walk, const yaml_node_t *node, const char *path, const struct pd_key *key)
+static int wrong_kind(struct walk *walk, const yaml_node_t *node, const char *path,
+                      const struct pd_key *key)
 {
     char expected[200] = "a mapping of keys";
     if (key)
         pd_key_expectation(key, expected, sizeof expected);
     return placed(walk, node, path,
-                  pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE", "found %s, expected %s", node_kind(node),
-                               expected));
+                  pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE", "found %s, expected %s",
+                               node_kind(node), expected));
 }
 
 static bool scalar_text(const yaml_node_t *node, const char **text)
@@ -78,8 +81,8 @@ static size_t mapping_size(const yaml_node_t *node)
 }
 
 /* The list behind `node` with min to max items, or the refusal. */
-static int expect_list(struct walk *walk, const yaml_node_t *node, const char *path, const struct pd_key *key,
-                       size_t min, size_t max)
+static int expect_list(struct walk *walk, const yaml_node_t *node, const char *path,
+                       const struct pd_key *key, size_t min, size_t max)
 {
     if (node->type != YAML_SEQUENCE_NODE)
         return wrong_kind(walk, node, path, key);
@@ -88,20 +91,20 @@ static int expect_list(struct walk *walk, const yaml_node_t *node, const char *p
     pd_key_expectation(key, expected, sizeof expected);
     if (count < min || count > max)
         return placed(walk, node, path,
-                      pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE", "found a list of %zu, expected %s", count,
-                                   expected));
+                      pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE",
+                                   "found a list of %zu, expected %s", count, expected));
     return 0;
 }
 
-static int list_item_text(struct walk *walk, const yaml_node_t *list, size_t index, const char *path,
-                          const char **text)
+static int list_item_text(struct walk *walk, const yaml_node_t *list, size_t index,
+                          const char *path, const char **text)
 {
     yaml_node_t *item = node_at(walk, list->data.sequence.items.start[index]);
     if (scalar_text(item, text))
         return 0;
     return placed(walk, item, path,
-                  pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE", "item %zu is %s, expected one value", index,
-                               node_kind(item)));
+                  pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE",
+                               "item %zu is %s, expected one value", index, node_kind(item)));
 }
 
 static int walk_mapping(struct walk *walk, yaml_node_t *node, const char *path, const char *prefix,
@@ -109,8 +112,8 @@ static int walk_mapping(struct walk *walk, yaml_node_t *node, const char *path, 
 
 /* ---- keys made of several values ---- */
 
-static int set_listen(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                      struct pd_config *config)
+static int set_listen(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                      const char *path, struct pd_config *config)
 {
     const char *texts[PD_LISTEN_MAX];
     int rc = expect_list(walk, node, path, key, 1, PD_LISTEN_MAX);
@@ -122,8 +125,8 @@ static int set_listen(struct walk *walk, const struct pd_key *key, yaml_node_t *
     return rc == 0 ? 0 : no_memory(walk);
 }
 
-static int set_streams(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                       struct pd_feed_config *feed)
+static int set_streams(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                       const char *path, struct pd_feed_config *feed)
 {
     int rc = expect_list(walk, node, path, key, 0, PD_LANES_MAX);
     if (rc != 0 || list_size(node) == 0)
@@ -145,12 +148,15 @@ static int set_streams(struct walk *walk, const struct pd_key *key, yaml_node_t 
     return 0;
 }
 
-static int set_widths(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                      struct pd_feed_config *feed)
+static int set_widths(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                      const char *path, struct pd_feed_config *feed)
 {
     int rc = expect_list(walk, node, path, key, 0, PD_COUNT_OF(feed->layout.widths));
-    struct pd_key one = {.path = key->path, .kind = PD_KEY_NUMBER, .size_bytes = sizeof(uint32_t),
-                         .min = key->min, .max = key->max};
+    struct pd_key one = {.path = key->path,
+                         .kind = PD_KEY_NUMBER,
+                         .size_bytes = sizeof(uint32_t),
+                         .min = key->min,
+                         .max = key->max};
     for (size_t i = 0; rc == 0 && i < list_size(node); i++) {
         const char *text;
         rc = list_item_text(walk, node, i, path, &text);
@@ -165,8 +171,8 @@ static int set_widths(struct walk *walk, const struct pd_key *key, yaml_node_t *
 }
 
 /* The name and the node of a mapping's pair whose keys are free names. */
-static int named_pair(struct walk *walk, yaml_node_t *node, size_t index, const char *what, const char *path,
-                      const char **name, yaml_node_t **value)
+static int named_pair(struct walk *walk, yaml_node_t *node, size_t index, const char *what,
+                      const char *path, const char **name, yaml_node_t **value)
 {
     yaml_node_t *key = node_at(walk, node->data.mapping.pairs.start[index].key);
     *value = node_at(walk, node->data.mapping.pairs.start[index].value);
@@ -176,8 +182,8 @@ static int named_pair(struct walk *walk, yaml_node_t *node, size_t index, const 
     return rc == 0 ? 0 : placed(walk, key, path, rc);
 }
 
-static int set_sources(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                       struct pd_feed_config *feed)
+static int set_sources(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                       const char *path, struct pd_feed_config *feed)
 {
     if (node->type != YAML_MAPPING_NODE || mapping_size(node) > PD_SOURCES_MAX)
         return wrong_kind(walk, node, path, key);
@@ -206,8 +212,8 @@ static int set_sources(struct walk *walk, const struct pd_key *key, yaml_node_t 
 }
 
 /* Only counted: pd_config_check refuses any. */
-static int set_views(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                     struct pd_feed_config *feed)
+static int set_views(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                     const char *path, struct pd_feed_config *feed)
 {
     if (node->type != YAML_MAPPING_NODE)
         return wrong_kind(walk, node, path, key);
@@ -224,8 +230,8 @@ static int set_views(struct walk *walk, const struct pd_key *key, yaml_node_t *n
     return 0;
 }
 
-static int set_jobs(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                    struct pd_feed_config *feed)
+static int set_jobs(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                    const char *path, struct pd_feed_config *feed)
 {
     int rc = expect_list(walk, node, path, key, 0, PD_JOBS_MAX);
     if (rc != 0 || list_size(node) == 0)
@@ -239,15 +245,16 @@ static int set_jobs(struct walk *walk, const struct pd_key *key, yaml_node_t *no
         snprintf(place, sizeof place, "%.150s[%zu]", path, i);
         rc = pd_keys_default(&pd_job_keys, job);
         if (rc == 0)
-            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "", &pd_job_keys, job);
+            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
+                              &pd_job_keys, job);
         if (rc != 0)
             return rc;
     }
     return 0;
 }
 
-static int set_feeds(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
-                     struct pd_config *config)
+static int set_feeds(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                     const char *path, struct pd_config *config)
 {
     int rc = expect_list(walk, node, path, key, 1, PD_FEEDS_MAX);
     if (rc != 0)
@@ -265,8 +272,8 @@ static int set_feeds(struct walk *walk, const struct pd_key *key, yaml_node_t *n
         snprintf(place, sizeof place, "%.150s[%zu]", path, i);
         rc = pd_feed_default(feed);
         if (rc == 0)
-            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "", &pd_feed_keys,
-                              feed);
+            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
+                              &pd_feed_keys, feed);
         if (rc != 0)
             return rc;
         pd_feed_derive(feed);
@@ -276,7 +283,8 @@ static int set_feeds(struct walk *walk, const struct pd_key *key, yaml_node_t *n
 
 /* ---- the walk ---- */
 
-static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path, void *base)
+static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *node, const char *path,
+                   void *base)
 {
     const char *text;
     switch (key->kind) {
@@ -304,8 +312,8 @@ static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *nod
 }
 
 /* Refuses `name`; suggests a key of this mapping, or says where a key of that name belongs. */
-static int unknown_key(struct walk *walk, const yaml_node_t *node, const char *path, const char *prefix,
-                       const char *name, const struct pd_key_table *table)
+static int unknown_key(struct walk *walk, const yaml_node_t *node, const char *path,
+                       const char *prefix, const char *name, const struct pd_key_table *table)
 {
     char near[TABLE_KEYS_MAX][64], hint[120] = "";
     const char *candidates[TABLE_KEYS_MAX];
@@ -325,13 +333,14 @@ static int unknown_key(struct walk *walk, const yaml_node_t *node, const char *p
         if (strcmp(pd_feed_keys.keys[i].path, name) == 0)
             snprintf(hint, sizeof hint, "; it belongs into an entry of 'feeds'");
     }
-    pd_error_set(walk->error, PD_EINVAL, "UNKNOWN_KEY", "unknown key '%.60s'%s%s%s", name, *path ? " in " : "", path,
-                 hint);
+    pd_error_set(walk->error, PD_EINVAL, "UNKNOWN_KEY", "unknown key '%.60s'%s%s%s", name,
+                 *path ? " in " : "", path, hint);
     return placed(walk, node, "", PD_EINVAL);
 }
 
 /* The row whose path is `full`; *section tells whether rows lie below it instead. */
-static const struct pd_key *find_key(const struct pd_key_table *table, const char *full, bool *section)
+static const struct pd_key *find_key(const struct pd_key_table *table, const char *full,
+                                     bool *section)
 {
     size_t length = strlen(full);
     *section = false;
@@ -344,21 +353,23 @@ static const struct pd_key *find_key(const struct pd_key_table *table, const cha
     return NULL;
 }
 
-static int check_repeated(struct walk *walk, yaml_node_t *node, size_t index, const char *path, const char *name)
+static int check_repeated(struct walk *walk, yaml_node_t *node, size_t index, const char *path,
+                          const char *name)
 {
     for (size_t i = 0; i < index; i++) {
         yaml_node_t *key = node_at(walk, node->data.mapping.pairs.start[i].key);
         const char *other;
         if (scalar_text(key, &other) && strcmp(other, name) == 0)
             return placed(walk, node_at(walk, node->data.mapping.pairs.start[index].key), path,
-                          pd_error_set(walk->error, PD_EINVAL, "REPEATED_KEY", "'%.60s' is there twice, first in line %zu",
-                                       name, key->start_mark.line + 1));
+                          pd_error_set(walk->error, PD_EINVAL, "REPEATED_KEY",
+                                       "'%.60s' is there twice, first in line %zu", name,
+                                       key->start_mark.line + 1));
     }
     return 0;
 }
 
-static int walk_pair(struct walk *walk, yaml_node_t *node, size_t index, const char *path, const char *prefix,
-                     const struct pd_key_table *table, void *base)
+static int walk_pair(struct walk *walk, yaml_node_t *node, size_t index, const char *path,
+                     const char *prefix, const struct pd_key_table *table, void *base)
 {
     yaml_node_t *key_node = node_at(walk, node->data.mapping.pairs.start[index].key);
     yaml_node_t *value = node_at(walk, node->data.mapping.pairs.start[index].value);
@@ -399,12 +410,14 @@ static int syntax_error(const yaml_parser_t *parser, const char *name, struct pd
 {
     if (parser->error == YAML_MEMORY_ERROR)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the configuration");
-    return pd_error_set(error, PD_EINVAL, "BAD_YAML", "%s:%zu: not YAML: %s", name, parser->problem_mark.line + 1,
+    return pd_error_set(error, PD_EINVAL, "BAD_YAML", "%s:%zu: not YAML: %s", name,
+                        parser->problem_mark.line + 1,
                         parser->problem ? parser->problem : "unreadable");
 }
 
 /* Loads the next document and hands its root to the walk; an empty file leaves the defaults. */
-static int walk_document(yaml_parser_t *parser, struct pd_config *config, const char *name, struct pd_error *error)
+static int walk_document(yaml_parser_t *parser, struct pd_config *config, const char *name,
+                         struct pd_error *error)
 {
     yaml_document_t document;
     if (!yaml_parser_load(parser, &document))
@@ -419,7 +432,8 @@ static int walk_document(yaml_parser_t *parser, struct pd_config *config, const 
     if (!yaml_parser_load(parser, &document))
         return syntax_error(parser, name, error);
     if (yaml_document_get_root_node(&document))
-        rc = pd_error_set(error, PD_EINVAL, "BAD_YAML", "%s: a second document begins; expected one", name);
+        rc = pd_error_set(error, PD_EINVAL, "BAD_YAML",
+                          "%s: a second document begins; expected one", name);
     yaml_document_delete(&document);
     return rc;
 }
@@ -430,8 +444,8 @@ int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, con
     struct pd_config made;
     int rc = size <= FILE_BYTES_MAX
                  ? pd_config_default(&made)
-                 : pd_error_set(error, PD_EINVAL, "TOO_LARGE", "%s: %zu bytes, expected at most %u", name, size,
-                                FILE_BYTES_MAX);
+                 : pd_error_set(error, PD_EINVAL, "TOO_LARGE", "%s: %zu bytes, expected at most %u",
+                                name, size, FILE_BYTES_MAX);
     if (rc != 0)
         return rc;
     yaml_parser_t parser;
@@ -456,13 +470,14 @@ static int read_file(const char *path, struct pd_buf *buf, struct pd_error *erro
 {
     FILE *file = fopen(path, "rbe");
     if (!file)
-        return pd_error_set(error, PD_EIO, "CONFIG_UNREADABLE", "cannot open %s: %s", path, strerror(errno));
+        return pd_error_set(error, PD_EIO, "CONFIG_UNREADABLE", "cannot open %s: %s", path,
+                            strerror(errno));
     char chunk[4096];
     size_t got;
     while ((got = fread(chunk, 1, sizeof chunk, file)) > 0 && buf->size_bytes <= FILE_BYTES_MAX)
         pd_buf_put(buf, chunk, got);
-    int rc = ferror(file) ? pd_error_set(error, PD_EIO, "CONFIG_UNREADABLE", "cannot read %s: %s", path,
-                                         strerror(errno))
+    int rc = ferror(file)  ? pd_error_set(error, PD_EIO, "CONFIG_UNREADABLE", "cannot read %s: %s",
+                                          path, strerror(errno))
              : buf->failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %s", path)
                            : 0;
     fclose(file);
@@ -474,7 +489,8 @@ int pd_config_load(struct pd_config *config, const char *path, struct pd_error *
     struct pd_buf buf = {0};
     int rc = read_file(path, &buf, error);
     if (rc == 0)
-        rc = pd_config_parse(config, buf.data ? (const char *)buf.data : "", buf.size_bytes, path, error);
+        rc = pd_config_parse(config, buf.data ? (const char *)buf.data : "", buf.size_bytes, path,
+                             error);
     pd_buf_fini(&buf);
     return rc;
 }

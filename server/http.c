@@ -1,8 +1,9 @@
 /* The watchers' HTTP server, driven by the main loop.
  *
- * libmicrohttpd parses and writes; its epoll descriptor tells libuv when it has work, and a timer fires when its connections time out. Our
- * handler answers at once from memory: /livez says that this loop turns and nothing else, so that no disk or device can make an orchestrator kill
- * the process. Main thread only. */
+ * libmicrohttpd parses and writes; its epoll descriptor tells libuv when it has work, and a timer
+ * fires when its connections time out. Our handler answers at once from memory: /livez says that
+ * this loop turns and nothing else, so that no disk or device can make an orchestrator kill the
+ * process. Main thread only. */
 #include "server/http.h"
 
 #include "base/check.h"
@@ -38,8 +39,9 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 {
     enum MHD_Result rc = MHD_NO;
     struct MHD_Response *response =
-        body->failed ? NULL
-                     : MHD_create_response_from_buffer(body->size_bytes, body->data, MHD_RESPMEM_MUST_COPY);
+        body->failed
+            ? NULL
+            : MHD_create_response_from_buffer(body->size_bytes, body->data, MHD_RESPMEM_MUST_COPY);
     if (response) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
         MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
@@ -52,8 +54,8 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
     return rc;
 }
 
-static enum MHD_Result answer_line(struct MHD_Connection *connection, unsigned status, const char *line,
-                                   const char *allow)
+static enum MHD_Result answer_line(struct MHD_Connection *connection, unsigned status,
+                                   const char *line, const char *allow)
 {
     struct pd_buf body = {0};
     pd_buf_put(&body, line, strlen(line));
@@ -62,7 +64,8 @@ static enum MHD_Result answer_line(struct MHD_Connection *connection, unsigned s
 
 static enum MHD_Result answer_metrics(struct MHD_Connection *connection)
 {
-    const char *accept = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    const char *accept =
+        MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
     bool openmetrics = pd_http_prefers_openmetrics(accept);
     struct pd_buf body = {0};
     if (pd_metrics_render(&body, openmetrics) != 0) {
@@ -79,7 +82,8 @@ static enum MHD_Result answer_ready(struct pd_http *http, struct MHD_Connection 
 {
     struct pd_buf body = {0};
     bool ready = http->options.ready(http->options.ctx, &body);
-    return answer(connection, ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, text_plain, &body, NULL);
+    return answer(connection, ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, text_plain, &body,
+                  NULL);
 }
 
 static enum MHD_Result answer_index(struct pd_http *http, struct MHD_Connection *connection)
@@ -89,7 +93,8 @@ static enum MHD_Result answer_index(struct pd_http *http, struct MHD_Connection 
     return answer(connection, MHD_HTTP_OK, text_plain, &body, NULL);
 }
 
-static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *connection, const char *url)
+static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *connection,
+                                  const char *url)
 {
     if (strcmp(url, "/metrics") == 0)
         return answer_metrics(connection);
@@ -100,11 +105,12 @@ static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *c
     return answer_line(connection, MHD_HTTP_OK, "ok\n", NULL);
 }
 
-/* Called once with the headers, then with the body's pieces, then at its end. What is refused is refused at the headers, which also closes
- * the connection unread; a good request is answered at its end, so that its connection can be used again. */
-static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
-                                  const char *version, const char *upload_data, size_t *upload_data_size,
-                                  void **request_ctx)
+/* Called once with the headers, then with the body's pieces, then at its end. What is refused is
+ * refused at the headers, which also closes the connection unread; a good request is answered at
+ * its end, so that its connection can be used again. */
+static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, const char *url,
+                                  const char *method, const char *version, const char *upload_data,
+                                  size_t *upload_data_size, void **request_ctx)
 {
     static const char *const paths[] = {"/metrics", "/livez", "/readyz", "/"};
     struct pd_http *http = ctx;
@@ -115,9 +121,11 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
     for (size_t i = 0; i < PD_COUNT_OF(paths); i++)
         known |= strcmp(url, paths[i]) == 0;
     if (!known)
-        return answer_line(connection, MHD_HTTP_NOT_FOUND, "not found; there are /metrics, /livez and /readyz\n", NULL);
+        return answer_line(connection, MHD_HTTP_NOT_FOUND,
+                           "not found; there are /metrics, /livez and /readyz\n", NULL);
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-        return answer_line(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n", "GET, HEAD");
+        return answer_line(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n",
+                           "GET, HEAD");
     bool at_headers = !*request_ctx, has_body = *upload_data_size > 0;
     *request_ctx = http;
     *upload_data_size = 0;
@@ -173,7 +181,8 @@ bool pd_http_prefers_openmetrics(const char *accept)
         struct accept_item item = parse_item(part);
         bool is_open = strcasecmp(item.type, "application/openmetrics-text") == 0 &&
                        (!*item.version || strcmp(item.version, "1.0.0") == 0);
-        bool is_plain = strcasecmp(item.type, "text/plain") == 0 && (!*item.version || strcmp(item.version, "0.0.4") == 0);
+        bool is_plain = strcasecmp(item.type, "text/plain") == 0 &&
+                        (!*item.version || strcmp(item.version, "0.0.4") == 0);
         if (is_open && item.q > openmetrics)
             openmetrics = item.q;
         if (is_plain && item.q > plain)
@@ -233,14 +242,16 @@ static bool split_address(const char *address, char *host, size_t host_size, con
 
 static int bind_refused(struct pd_error *error, const char *address, const char *why)
 {
-    return pd_error_set(error, PD_EUNAVAIL, "BIND", "cannot listen on http address %.100s: %s", address, why);
+    return pd_error_set(error, PD_EUNAVAIL, "BIND", "cannot listen on http address %.100s: %s",
+                        address, why);
 }
 
 static int open_socket(const char *address, int *fd, struct pd_error *error)
 {
     char host[256];
     const char *port;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *found;
     if (!split_address(address, host, sizeof host, &port))
         return bind_refused(error, address, "expected host:port");
     int rc = getaddrinfo(host, port, &hints, &found);
@@ -249,7 +260,8 @@ static int open_socket(const char *address, int *fd, struct pd_error *error)
     int on = 1, failed = 0;
     *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-        bind(*fd, found->ai_addr, found->ai_addrlen) != 0 || listen(*fd, PD_HTTP_CONNECTIONS_MAX) != 0)
+        bind(*fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        listen(*fd, PD_HTTP_CONNECTIONS_MAX) != 0)
         failed = errno;
     freeaddrinfo(found);
     if (failed == 0)
@@ -274,17 +286,20 @@ static void name_socket(int fd, char *name, size_t size)
 static int start_daemon(struct pd_http *http, int fd, struct pd_error *error)
 {
     http->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL, 0, NULL, NULL, on_request, http, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)PD_HTTP_CONNECTIONS_MAX, MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)PD_HTTP_CONNECTIONS_PER_IP_MAX,
+        MHD_USE_EPOLL, 0, NULL, NULL, on_request, http, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)PD_HTTP_CONNECTIONS_MAX,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)PD_HTTP_CONNECTIONS_PER_IP_MAX,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)PD_HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)REQUEST_BYTES_MAX, MHD_OPTION_END);
     if (http->daemon)
         return 0;
     close(fd);
-    return pd_error_set(error, PD_EIO, "HTTP", "the HTTP server on %.100s did not start", http->address);
+    return pd_error_set(error, PD_EIO, "HTTP", "the HTTP server on %.100s did not start",
+                        http->address);
 }
 
-int pd_http_start(const struct pd_http_options *options, struct pd_http **result, struct pd_error *error)
+int pd_http_start(const struct pd_http_options *options, struct pd_http **result,
+                  struct pd_error *error)
 {
     int fd, rc = open_socket(options->address, &fd, error);
     if (rc != 0)

@@ -1,8 +1,10 @@
 /* Metrics: atomics that any thread adds to, and their printing for Prometheus.
  *
- * Every counter and histogram of the tables exists from the start at 0. Labels are added by compare-and-swap into fixed slots and never removed, so
- * adding takes no lock. A render reads each atomic once; histograms derive their count from their buckets, so that they agree within a line
- * set. Rendering and collectors belong to the main thread. Does not keep history, and knows nothing of HTTP (http.c). */
+ * Every counter and histogram of the tables exists from the start at 0. Labels are added by
+ * compare-and-swap into fixed slots and never removed, so adding takes no lock. A render reads each
+ * atomic once; histograms derive their count from their buckets, so that they agree within a line
+ * set. Rendering and collectors belong to the main thread. Does not keep history, and knows nothing
+ * of HTTP (http.c). */
 #include "server/metrics.h"
 
 #include "base/check.h"
@@ -123,12 +125,14 @@ static _Atomic uint64_t *labelled_value(struct labelled *table, const char *labe
 
 void pd_metric_add_labelled(enum pd_labelled_counter counter, const char *label, uint64_t amount)
 {
-    atomic_fetch_add_explicit(labelled_value(&labelled_counters[counter], label), amount, memory_order_relaxed);
+    atomic_fetch_add_explicit(labelled_value(&labelled_counters[counter], label), amount,
+                              memory_order_relaxed);
 }
 
 void pd_metric_heartbeat(const char *thread)
 {
-    atomic_store_explicit(labelled_value(&heartbeats, thread), pd_clock_wall_ns(), memory_order_relaxed);
+    atomic_store_explicit(labelled_value(&heartbeats, thread), pd_clock_wall_ns(),
+                          memory_order_relaxed);
 }
 
 void pd_metric_observe(enum pd_histogram histogram, uint64_t duration_ns)
@@ -147,7 +151,8 @@ struct pd_metrics_writer {
     bool openmetrics;
 };
 
-static void put(struct pd_metrics_writer *writer, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct pd_metrics_writer *writer, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 static void put(struct pd_metrics_writer *writer, const char *format, ...)
 {
@@ -167,10 +172,12 @@ static bool ends_with(const char *text, size_t length, const char *end)
 }
 
 /* OpenMetrics calls a family of counters by its name without _total, and wants the unit said. */
-void pd_metrics_family(struct pd_metrics_writer *writer, const char *name, const char *type, const char *help)
+void pd_metrics_family(struct pd_metrics_writer *writer, const char *name, const char *type,
+                       const char *help)
 {
     int length = (int)strlen(name);
-    if (writer->openmetrics && strcmp(type, "counter") == 0 && ends_with(name, (size_t)length, "_total"))
+    if (writer->openmetrics && strcmp(type, "counter") == 0 &&
+        ends_with(name, (size_t)length, "_total"))
         length -= 6;
     put(writer, "# HELP %.*s %s\n# TYPE %.*s %s\n", length, name, help, length, name, type);
     if (!writer->openmetrics)
@@ -192,7 +199,8 @@ const char *pd_metrics_collected_name(enum pd_collected family)
     return collected_rows[family].name;
 }
 
-/* Whole numbers as such, so that counters stay exact to 2^53; others with the fewest digits that read back. */
+/* Whole numbers as such, so that counters stay exact to 2^53; others with the fewest digits that
+ * read back. */
 static void put_number(struct pd_metrics_writer *writer, double value)
 {
     char text[40];
@@ -208,7 +216,8 @@ static void put_number(struct pd_metrics_writer *writer, double value)
     put(writer, "%s", text);
 }
 
-void pd_metrics_sample(struct pd_metrics_writer *writer, const char *name, const char *labels, double value)
+void pd_metrics_sample(struct pd_metrics_writer *writer, const char *name, const char *labels,
+                       double value)
 {
     put(writer, "%s%s%s%s ", name, *labels ? "{" : "", labels, *labels ? "}" : "");
     put_number(writer, value);
@@ -241,20 +250,22 @@ void pd_metrics_unregister_all(void)
 
 void pd_metrics_build(const char *version, const char *revision, const char *cuda)
 {
-    snprintf(build_labels, sizeof build_labels, "version=\"%.40s\",revision=\"%.60s\",cuda=\"%.20s\"", version, revision,
-             cuda);
+    snprintf(build_labels, sizeof build_labels,
+             "version=\"%.40s\",revision=\"%.60s\",cuda=\"%.20s\"", version, revision, cuda);
 }
 
-static void put_labelled(struct pd_metrics_writer *writer, const char *name, const char *label, struct labelled *table,
-                         double scale)
+static void put_labelled(struct pd_metrics_writer *writer, const char *name, const char *label,
+                         struct labelled *table, double scale)
 {
     char value[2 * LABEL_BYTES_MAX + 1], labels[200];
     for (size_t i = 0; i < LABELS_MAX; i++) {
         const char *found = atomic_load_explicit(&table->slots[i].label, memory_order_acquire);
         if (!found)
             break;
-        snprintf(labels, sizeof labels, "%s=\"%s\"", label, pd_metrics_escape(found, value, sizeof value));
-        pd_metrics_sample(writer, name, labels, (double)atomic_load(&table->slots[i].value) * scale);
+        snprintf(labels, sizeof labels, "%s=\"%s\"", label,
+                 pd_metrics_escape(found, value, sizeof value));
+        pd_metrics_sample(writer, name, labels,
+                          (double)atomic_load(&table->slots[i].value) * scale);
     }
     uint64_t other = atomic_load(&table->other);
     snprintf(labels, sizeof labels, "%s=\"other\"", label);
@@ -263,7 +274,8 @@ static void put_labelled(struct pd_metrics_writer *writer, const char *name, con
 }
 
 /* "le" in its canonical form: 0.001, 1.0, 60.0. */
-static void put_histogram(struct pd_metrics_writer *writer, const char *name, struct histogram *histogram)
+static void put_histogram(struct pd_metrics_writer *writer, const char *name,
+                          struct histogram *histogram)
 {
     uint64_t count = 0;
     for (size_t i = 0; i <= BUCKETS; i++) {
@@ -273,11 +285,14 @@ static void put_histogram(struct pd_metrics_writer *writer, const char *name, st
             continue;
         }
         double bound = (double)bucket_ns[i] / 1e9;
-        put(writer, bound == floor(bound) ? "%s_bucket{le=\"%.1f\"} %" PRIu64 "\n" : "%s_bucket{le=\"%g\"} %" PRIu64 "\n",
+        put(writer,
+            bound == floor(bound) ? "%s_bucket{le=\"%.1f\"} %" PRIu64 "\n"
+                                  : "%s_bucket{le=\"%g\"} %" PRIu64 "\n",
             name, bound, count);
     }
     put(writer, "%s_sum ", name);
-    put_number(writer, (double)atomic_load_explicit(&histogram->sum_ns, memory_order_relaxed) / 1e9);
+    put_number(writer,
+               (double)atomic_load_explicit(&histogram->sum_ns, memory_order_relaxed) / 1e9);
     put(writer, "\n%s_count %" PRIu64 "\n", name, count);
 }
 
@@ -285,14 +300,18 @@ static void put_own(struct pd_metrics_writer *writer)
 {
     for (size_t i = 0; i < PD_COUNTER_COUNT; i++) {
         pd_metrics_family(writer, counter_rows[i].name, counter_rows[i].type, counter_rows[i].help);
-        pd_metrics_sample(writer, counter_rows[i].name, "", (double)pd_metric_value((enum pd_counter)i));
+        pd_metrics_sample(writer, counter_rows[i].name, "",
+                          (double)pd_metric_value((enum pd_counter)i));
     }
     for (size_t i = 0; i < PD_LABELLED_COUNT; i++) {
-        pd_metrics_family(writer, labelled_rows[i].name, labelled_rows[i].type, labelled_rows[i].help);
-        put_labelled(writer, labelled_rows[i].name, labelled_rows[i].label, &labelled_counters[i], 1);
+        pd_metrics_family(writer, labelled_rows[i].name, labelled_rows[i].type,
+                          labelled_rows[i].help);
+        put_labelled(writer, labelled_rows[i].name, labelled_rows[i].label, &labelled_counters[i],
+                     1);
     }
     for (size_t i = 0; i < PD_HISTOGRAM_COUNT; i++) {
-        pd_metrics_family(writer, histogram_rows[i].name, histogram_rows[i].type, histogram_rows[i].help);
+        pd_metrics_family(writer, histogram_rows[i].name, histogram_rows[i].type,
+                          histogram_rows[i].help);
         put_histogram(writer, histogram_rows[i].name, &histograms[i]);
     }
     static const char heartbeat[] = "packd_thread_heartbeat_timestamp_seconds";
@@ -319,14 +338,18 @@ int pd_metrics_render(struct pd_buf *out, bool openmetrics)
 static void put_rows(FILE *out, const struct family_row *rows, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        fprintf(out, "| `%s` | %s | %s | %s |\n", rows[i].name, rows[i].type, rows[i].label, rows[i].help);
+        fprintf(out, "| `%s` | %s | %s | %s |\n", rows[i].name, rows[i].type, rows[i].label,
+                rows[i].help);
 }
 
 int pd_metrics_reference(FILE *out)
 {
-    fputs("# Metrics\n\nMade from the tables in `server/metrics.h` by `bazel run //server:reference -- metrics`; a test compares "
-          "the two.\n\n`GET /metrics` on the HTTP address: Prometheus text 0.0.4, or OpenMetrics 1.0 where the scraper asks for "
-          "it. Counters start at 0\nwith the process. Figures of the planner are read from it every second, so that a scrape "
+    fputs("# Metrics\n\nMade from the tables in `server/metrics.h` by `bazel run "
+          "//server:reference -- metrics`; a test compares "
+          "the two.\n\n`GET /metrics` on the HTTP address: Prometheus text 0.0.4, or OpenMetrics "
+          "1.0 where the scraper asks for "
+          "it. Counters start at 0\nwith the process. Figures of the planner are read from it "
+          "every second, so that a scrape "
           "waits for nobody.\n\nPadding rate over five minutes:\n\n"
           "    sum by (feed) (rate(packd_pack_tokens_total{kind!=\"real\"}[5m])) / sum by (feed) "
           "(rate(packd_pack_tokens_total[5m]))\n\n"
@@ -336,10 +359,14 @@ int pd_metrics_reference(FILE *out)
     put_rows(out, labelled_rows, PD_COUNT_OF(labelled_rows));
     put_rows(out, collected_rows, PD_COUNT_OF(collected_rows));
     put_rows(out, histogram_rows, PD_COUNT_OF(histogram_rows));
-    fputs("| `packd_thread_heartbeat_timestamp_seconds` | gauge | thread | When the thread last went through its loop. |\n"
-          "| `packd_build_info` | gauge | version, revision, cuda | Always 1; the build is in the labels. |\n"
-          "| `packd_memory_anonymous_bytes` | gauge |  | Resident memory without mapped files: what the budgets are about. |\n"
-          "| `process_*` | | | The usual ones of a Prometheus client: CPU seconds, memory, descriptors, threads, start time. |\n\n"
+    fputs("| `packd_thread_heartbeat_timestamp_seconds` | gauge | thread | When the thread last "
+          "went through its loop. |\n"
+          "| `packd_build_info` | gauge | version, revision, cuda | Always 1; the build is in the "
+          "labels. |\n"
+          "| `packd_memory_anonymous_bytes` | gauge |  | Resident memory without mapped files: "
+          "what the budgets are about. |\n"
+          "| `process_*` | | | The usual ones of a Prometheus client: CPU seconds, memory, "
+          "descriptors, threads, start time. |\n\n"
           "Histograms have the buckets",
           out);
     for (size_t i = 0; i < BUCKETS; i++)

@@ -1,4 +1,5 @@
-/* What the kernel says of this process. Each value comes from /proc or a system call at scrape time; nothing is kept. Main thread. */
+/* What the kernel says of this process. Each value comes from /proc or a system call at scrape
+ * time; nothing is kept. Main thread. */
 #include "server/metrics_process.h"
 
 #include <dirent.h>
@@ -8,7 +9,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static void one(struct pd_metrics_writer *writer, const char *name, const char *type, const char *help, double value)
+static void one(struct pd_metrics_writer *writer, const char *name, const char *type,
+                const char *help, double value)
 {
     pd_metrics_family(writer, name, type, help);
     pd_metrics_sample(writer, name, "", value);
@@ -34,7 +36,8 @@ static bool read_stat(double fields[FIELDS])
         return false;
     char *rest = NULL;
     int count = 0;
-    for (char *word = strtok_r(at + 1, " ", &rest); word && count < FIELDS; word = strtok_r(NULL, " ", &rest))
+    for (char *word = strtok_r(at + 1, " ", &rest); word && count < FIELDS;
+         word = strtok_r(NULL, " ", &rest))
         fields[count++] = strtod(word, NULL);
     return count == FIELDS;
 }
@@ -74,14 +77,17 @@ static void put_stat(struct pd_metrics_writer *writer)
     double boot = read_line("/proc/stat", "btime ");
     one(writer, "process_threads", "gauge", "Threads.", fields[FIELD_THREADS]);
     one(writer, "process_virtual_memory_bytes", "gauge", "Virtual memory.", fields[FIELD_VIRTUAL]);
-    one(writer, "process_resident_memory_bytes", "gauge", "Resident memory, mapped log pages included.",
+    one(writer, "process_resident_memory_bytes", "gauge",
+        "Resident memory, mapped log pages included.",
         fields[FIELD_RESIDENT] * (double)sysconf(_SC_PAGESIZE));
     if (boot >= 0)
-        one(writer, "process_start_time_seconds", "gauge", "Start of the process, in seconds since 1970.",
+        one(writer, "process_start_time_seconds", "gauge",
+            "Start of the process, in seconds since 1970.",
             boot + fields[FIELD_START_TICKS] / (double)sysconf(_SC_CLK_TCK));
 }
 
-static void put_limit(struct pd_metrics_writer *writer, int resource, const char *name, const char *help)
+static void put_limit(struct pd_metrics_writer *writer, int resource, const char *name,
+                      const char *help)
 {
     struct rlimit limit;
     if (getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
@@ -104,5 +110,6 @@ void pd_metrics_process(struct pd_metrics_writer *writer)
     double anonymous_kib = read_line("/proc/self/status", "RssAnon:");
     if (anonymous_kib >= 0)
         one(writer, "packd_memory_anonymous_bytes", "gauge",
-            "Resident memory without mapped files: what the budgets are about.", anonymous_kib * 1024);
+            "Resident memory without mapped files: what the budgets are about.",
+            anonymous_kib * 1024);
 }

@@ -1,4 +1,5 @@
-/* The process_* families that every Prometheus client exports, read from /proc at scrape. Main thread. */
+/* The process_* families that every Prometheus client exports, read from /proc at scrape. Main
+ * thread. */
 #ifndef PD_SERVER_METRICS_PROCESS_H
 #define PD_SERVER_METRICS_PROCESS_H
 

@@ -14,7 +14,8 @@ static const char help_text[] =
     "  packd --listen 127.0.0.1:0 --http 127.0.0.1:0 --data-dir /tmp/d --ports-file /tmp/d.json\n"
     "\n"
     "  --config FILE      YAML; docs/CONFIGURATION.md lists the keys (PACKD_CONFIG)\n"
-    "  --listen ADDR      gRPC address, host:port or unix:/path; may be repeated; replaces `listen`\n"
+    "  --listen ADDR      gRPC address, host:port or unix:/path; may be repeated; replaces "
+    "`listen`\n"
     "  --http ADDR        host:port of /metrics, /livez, /readyz; replaces `http`\n"
     "  --data-dir DIR     directory of the log; replaces `log.path`\n"
     "  --ports-file FILE  write the addresses that were bound, as JSON, once packd is ready\n"
@@ -22,12 +23,23 @@ static const char help_text[] =
     "  --version          print the version and end\n"
     "  --help             print this and end\n"
     "\n"
-    "Signals: TERM and INT end after calls have been told, within `drain`; a second one ends at once.\n"
+    "Signals: TERM and INT end after calls have been told, within `drain`; a second one ends at "
+    "once.\n"
     "Exit status: 0 stopped as asked, 1 could not start or failed, 2 wrong usage.\n"
     "\n"
-    "Environment: PACKD_LOG_LEVEL (debug, info, warn, error), PACKD_LOG_FORMAT (plain, json), and for these keys:\n";
+    "Environment: PACKD_LOG_LEVEL (debug, info, warn, error), PACKD_LOG_FORMAT (plain, json), and "
+    "for these keys:\n";
 
-enum { OPT_CONFIG = 1, OPT_LISTEN, OPT_HTTP, OPT_DATA_DIR, OPT_PORTS, OPT_CHECK, OPT_VERSION, OPT_HELP };
+enum {
+    OPT_CONFIG = 1,
+    OPT_LISTEN,
+    OPT_HTTP,
+    OPT_DATA_DIR,
+    OPT_PORTS,
+    OPT_CHECK,
+    OPT_VERSION,
+    OPT_HELP
+};
 
 static const struct option long_options[] = {
     {"config", required_argument, NULL, OPT_CONFIG},
@@ -113,7 +125,8 @@ static int apply_options(const struct pd_options *options, struct pd_config *con
     return rc;
 }
 
-int pd_options_config(const struct pd_options *options, struct pd_config *config, struct pd_error *error)
+int pd_options_config(const struct pd_options *options, struct pd_config *config,
+                      struct pd_error *error)
 {
     int rc = pd_config_default(config);
     if (rc != 0)

@@ -14,10 +14,12 @@ struct pd_options {
 };
 
 /* 0, or PD_EINVAL (reason USAGE) with the option named. */
-int pd_options_parse(struct pd_options *options, int argc, char **argv, struct pd_error *error) PD_MUST_CHECK;
+int pd_options_parse(struct pd_options *options, int argc, char **argv,
+                     struct pd_error *error) PD_MUST_CHECK;
 int pd_options_help(FILE *out);
-/* Defaults, then the file, the environment, the options; checked. Errors as pd_config_*. On failure *config needs no fini. */
-int pd_options_config(const struct pd_options *options, struct pd_config *config, struct pd_error *error)
-    PD_MUST_CHECK;
+/* Defaults, then the file, the environment, the options; checked. Errors as pd_config_*. On failure
+ * *config needs no fini. */
+int pd_options_config(const struct pd_options *options, struct pd_config *config,
+                      struct pd_error *error) PD_MUST_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
-/* The daemon: one table of steps starts and stops everything; between them the main thread turns the loop.
+/* The daemon: one table of steps starts and stops everything; between them the main thread turns
+ * the loop.
  *
  *   start                                    stop, in reverse
  *   loop       libuv, signals, bell          close handles, run the loop empty
@@ -12,9 +13,11 @@
  *   http       bind                          close
  *   service    gauges, ports file, READY     not ready any more
  *
- * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), a helper thread runs pd_rpc_stop, which waits for the calls,
- * while the loop goes on answering /livez and /metrics; when it has returned, the loop ends and the steps are undone. A second signal ends the process at
- * once: the log is whole at every moment. The main thread owns all of struct daemon but `drain_asked`, `rpc_stopped` and the bell.
+ * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), a helper
+ * thread runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
+ * /metrics; when it has returned, the loop ends and the steps are undone. A second signal ends the
+ * process at once: the log is whole at every moment. The main thread owns all of struct daemon but
+ * `drain_asked`, `rpc_stopped` and the bell.
  *
  * It does not know what any part does. */
 #include "base/check.h"
@@ -64,7 +67,8 @@ struct daemon {
 
 /* ---- readiness ---- */
 
-/* Why no work is taken, or "ready". The bell may still be on its way when Drain has been answered, hence the look at drain_asked. */
+/* Why no work is taken, or "ready". The bell may still be on its way when Drain has been answered,
+ * hence the look at drain_asked. */
 static const char *readiness(struct daemon *d)
 {
     static const char *const words[] = {"starting", "ready", "draining", "stopping"};
@@ -74,7 +78,8 @@ static const char *readiness(struct daemon *d)
         return words[DRAINING];
     struct pd_serve_gauges gauges;
     pd_serve_gauges(d->serve, &gauges);
-    return gauges.halted_feeds > 0 ? "a feed is halted by a violation; see the log" : words[SERVING];
+    return gauges.halted_feeds > 0 ? "a feed is halted by a violation; see the log"
+                                   : words[SERVING];
 }
 
 static bool is_ready(void *ctx)
@@ -94,7 +99,8 @@ static void on_index(void *ctx, struct pd_buf *text)
 {
     struct daemon *d = ctx;
     char line[200];
-    int size = snprintf(line, sizeof line, "packd %s\nlog %s\n/metrics /livez /readyz\n\n", PD_VERSION, pd_log_id(d->log));
+    int size = snprintf(line, sizeof line, "packd %s\nlog %s\n/metrics /livez /readyz\n\n",
+                        PD_VERSION, pd_log_id(d->log));
     pd_buf_put(text, line, (size_t)size);
     pd_collector_page(d->collector, text);
 }
@@ -119,7 +125,8 @@ static void *stop_rpc(void *ctx)
 
 static void begin_end(struct daemon *d, const char *why)
 {
-    pd_log(PD_LOG_INFO, "stopping", "why=%s grace_s=%" PRIu64, why, d->config.drain_ns / 1000000000u);
+    pd_log(PD_LOG_INFO, "stopping", "why=%s grace_s=%" PRIu64, why,
+           d->config.drain_ns / 1000000000u);
     pd_sdnotify("STOPPING=1\nSTATUS=waiting for calls to end");
     set_state(d, STOPPING);
     pd_rpc_drain(d->rpc);
@@ -131,7 +138,8 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *d = handle->data;
     if (number == SIGHUP) {
-        pd_log(PD_LOG_INFO, "reload", "text=\"nothing can be reloaded yet; restart to apply a changed configuration\"");
+        pd_log(PD_LOG_INFO, "reload",
+               "text=\"nothing can be reloaded yet; restart to apply a changed configuration\"");
         return;
     }
     if (d->state == STOPPING) {
@@ -177,8 +185,10 @@ static int start_loop(void *ctx, struct pd_error *error)
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
     struct daemon *d = ctx;
     if (uv_loop_init(&d->loop) != 0)
-        return pd_error_set(error, PD_EIO, "LOOP", "libuv made no loop: descriptors or memory are exhausted");
-    PD_CHECK(uv_async_init(&d->loop, &d->bell, on_bell) == 0 && uv_timer_init(&d->loop, &d->watchdog) == 0);
+        return pd_error_set(error, PD_EIO, "LOOP",
+                            "libuv made no loop: descriptors or memory are exhausted");
+    PD_CHECK(uv_async_init(&d->loop, &d->bell, on_bell) == 0 &&
+             uv_timer_init(&d->loop, &d->watchdog) == 0);
     d->bell.data = d;
     for (size_t i = 0; i < PD_COUNT_OF(numbers); i++) {
         PD_CHECK(uv_signal_init(&d->loop, &d->signals[i]) == 0);
@@ -204,8 +214,9 @@ static void stop_loop(void *ctx)
 static int start_log(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    const struct pd_log_options options = {
-        .path = d->config.log_path, .max_bytes = d->config.log_max_bytes, .durability = d->config.durability};
+    const struct pd_log_options options = {.path = d->config.log_path,
+                                           .max_bytes = d->config.log_max_bytes,
+                                           .durability = d->config.durability};
     return pd_log_open(&options, &d->log, error);
 }
 
@@ -276,8 +287,13 @@ static void stop_sequencer(void *ctx)
 static int start_rpc(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    const struct pd_rpc_options options = {.config = &d->config, .log = d->log, .sequencer = d->sequencer,
-                                           .serve = d->serve, .version = PD_VERSION, .on_drain = on_drain, .ctx = d};
+    const struct pd_rpc_options options = {.config = &d->config,
+                                           .log = d->log,
+                                           .sequencer = d->sequencer,
+                                           .serve = d->serve,
+                                           .version = PD_VERSION,
+                                           .on_drain = on_drain,
+                                           .ctx = d};
     return pd_rpc_start(&options, &d->rpc, error);
 }
 
@@ -294,8 +310,11 @@ static void stop_rpc_step(void *ctx)
 static int start_http(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    const struct pd_http_options options = {
-        .loop = &d->loop, .address = d->config.http, .ctx = d, .ready = on_readyz, .index = on_index};
+    const struct pd_http_options options = {.loop = &d->loop,
+                                            .address = d->config.http,
+                                            .ctx = d,
+                                            .ready = on_readyz,
+                                            .index = on_index};
     return pd_http_start(&options, &d->http, error);
 }
 
@@ -316,11 +335,13 @@ static int write_ports(const struct daemon *d, struct pd_error *error)
     json_t *grpc = json_array();
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(grpc, json_string(addresses[i]));
-    json_t *root = json_pack("{s:i, s:o, s:s}", "pid", (int)getpid(), "grpc", grpc, "http", pd_http_address(d->http));
+    json_t *root = json_pack("{s:i, s:o, s:s}", "pid", (int)getpid(), "grpc", grpc, "http",
+                             pd_http_address(d->http));
     int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
                      rename(temporary, d->options.ports_path) == 0
                  ? 0
-                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s", d->options.ports_path);
+                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s",
+                                d->options.ports_path);
     if (rc != 0)
         unlink(temporary);
     json_decref(root);
@@ -334,18 +355,26 @@ static void announce(const struct daemon *d)
     uint32_t count;
     const char *const *all = pd_rpc_addresses(d->rpc, &count);
     for (uint32_t i = 0; i < count && used < sizeof addresses; i++)
-        used += (size_t)snprintf(addresses + used, sizeof addresses - used, "%s%s", i ? "," : "", all[i]);
-    pd_log(PD_LOG_INFO, "ready", "version=%s grpc=%s http=%s log_id=%s incarnation=%" PRIu64 " feeds=%u", PD_VERSION,
-           addresses, pd_http_address(d->http), pd_log_id(d->log), pd_log_incarnation(d->log), d->config.feed_count);
+        used += (size_t)snprintf(addresses + used, sizeof addresses - used, "%s%s", i ? "," : "",
+                                 all[i]);
+    pd_log(PD_LOG_INFO, "ready",
+           "version=%s grpc=%s http=%s log_id=%s incarnation=%" PRIu64 " feeds=%u", PD_VERSION,
+           addresses, pd_http_address(d->http), pd_log_id(d->log), pd_log_incarnation(d->log),
+           d->config.feed_count);
     pd_sdnotify("READY=1\nSTATUS=serving");
 }
 
 static int start_service(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    const struct pd_collector_sources sources = {.config = &d->config, .log = d->log, .serve = d->serve,
-                                                 .sequencer = d->sequencer, .rpc = d->rpc, .validation = d->validation,
-                                                 .ready = is_ready, .ctx = d};
+    const struct pd_collector_sources sources = {.config = &d->config,
+                                                 .log = d->log,
+                                                 .serve = d->serve,
+                                                 .sequencer = d->sequencer,
+                                                 .rpc = d->rpc,
+                                                 .validation = d->validation,
+                                                 .ready = is_ready,
+                                                 .ctx = d};
     int rc = write_ports(d, error);
     if (rc != 0)
         return rc;
@@ -394,7 +423,8 @@ static void say_notes(const struct pd_config *config)
 {
     for (uint32_t i = 0; i < config->feed_count; i++) {
         if (config->feeds[i].job_count > 0)
-            pd_log(PD_LOG_INFO, "note", "feed=%s text=\"jobs.retain is kept, but this version trims nothing\"",
+            pd_log(PD_LOG_INFO, "note",
+                   "feed=%s text=\"jobs.retain is kept, but this version trims nothing\"",
                    config->feeds[i].name);
     }
 }
@@ -407,7 +437,8 @@ static void say_limits(const struct pd_config *config)
            pd_units_format_bytes(config->memory_batches_bytes, batches, sizeof batches),
            pd_units_format_bytes(config->memory_ingest_bytes, ingest, sizeof ingest),
            pd_units_format_bytes(config->log_max_bytes, log, sizeof log),
-           pd_units_format_bytes(config->max_sample_bytes, sample, sizeof sample), config->drain_ns / 1000000000u);
+           pd_units_format_bytes(config->max_sample_bytes, sample, sizeof sample),
+           config->drain_ns / 1000000000u);
 }
 
 static int serve(struct daemon *d)
@@ -440,7 +471,8 @@ int main(int argc, char **argv)
         return pd_options_help(stdout) != 0;
     if (d.options.version)
         return printf("packd %s\n", PD_VERSION) < 0;
-    if (pd_process_log_setup(&error) != 0 || pd_options_config(&d.options, &d.config, &error) != 0) {
+    if (pd_process_log_setup(&error) != 0 ||
+        pd_options_config(&d.options, &d.config, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 1;
     }

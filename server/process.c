@@ -1,5 +1,6 @@
-/* Settings of the process. The allocator ones matter to the log: LMDB allocates and frees its dirty pages in every transaction, and glibc would hand
- * them back to the kernel each time. Main thread, before other threads; undone by nothing but the end of the process. */
+/* Settings of the process. The allocator ones matter to the log: LMDB allocates and frees its dirty
+ * pages in every transaction, and glibc would hand them back to the kernel each time. Main thread,
+ * before other threads; undone by nothing but the end of the process. */
 #include "server/process.h"
 
 #include "base/check.h"
@@ -24,7 +25,8 @@ static void panic_hook(void)
 {
     char thread[16] = "?", line[256];
     pthread_getname_np(pthread_self(), thread, sizeof thread);
-    int size = snprintf(line, sizeof line, "packd panic: %.150s thread=%s pid=%ld\n", build_text, thread, (long)getpid());
+    int size = snprintf(line, sizeof line, "packd panic: %.150s thread=%s pid=%ld\n", build_text,
+                        thread, (long)getpid());
     if (size > 0 && write(STDERR_FILENO, line, (size_t)size) < 0)
         return;
 }
@@ -45,7 +47,8 @@ static void raise_descriptors(void)
         return;
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-        pd_log(PD_LOG_WARN, "descriptors", "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+        pd_log(PD_LOG_WARN, "descriptors",
+               "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
 }
 
 void pd_process_setup(const char *build)
@@ -78,14 +81,17 @@ int pd_process_log_setup(struct pd_error *error)
             ;
         if (at > PD_LOG_ERROR)
             return pd_error_set(error, PD_EINVAL, "BAD_VALUE",
-                                "environment variable PACKD_LOG_LEVEL: '%.40s' is not possible here; expected debug | "
+                                "environment variable PACKD_LOG_LEVEL: '%.40s' is not possible "
+                                "here; expected debug | "
                                 "info | warn | error",
                                 level);
     }
     if (format && strcmp(format, "plain") != 0 && strcmp(format, "json") != 0)
         return pd_error_set(error, PD_EINVAL, "BAD_VALUE",
-                            "environment variable PACKD_LOG_FORMAT: '%.40s' is not possible here; expected plain | json",
+                            "environment variable PACKD_LOG_FORMAT: '%.40s' is not possible here; "
+                            "expected plain | json",
                             format);
-    pd_log_setup((enum pd_log_level)at, format && strcmp(format, "json") == 0 ? PD_LOG_JSON : PD_LOG_PLAIN);
+    pd_log_setup((enum pd_log_level)at,
+                 format && strcmp(format, "json") == 0 ? PD_LOG_JSON : PD_LOG_PLAIN);
     return 0;
 }

@@ -1,11 +1,13 @@
-/* What packd asks of its process before anything else runs: allocator, signals, descriptors, panic text. Main thread, before other threads. */
+/* What packd asks of its process before anything else runs: allocator, signals, descriptors, panic
+ * text. Main thread, before other threads. */
 #ifndef PD_SERVER_PROCESS_H
 #define PD_SERVER_PROCESS_H
 
 #include "base/err.h"
 
-/* Allocator settings, SIGPIPE ignored, SIGTERM, SIGINT and SIGHUP blocked (threads made later inherit that), RLIMIT_NOFILE raised to its hard limit, the
- * main thread named, the panic hook set. `build` (static) is printed by a panic. */
+/* Allocator settings, SIGPIPE ignored, SIGTERM, SIGINT and SIGHUP blocked (threads made later
+ * inherit that), RLIMIT_NOFILE raised to its hard limit, the main thread named, the panic hook set.
+ * `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
 /* Lets the main thread take signals again, once all other threads exist. */
 void pd_process_unblock_signals(void);

@@ -1,4 +1,5 @@
-/* The sender of readiness datagrams, abstract sockets ("@name") included. Opens and closes its socket for each message: they are rare. Main thread. */
+/* The sender of readiness datagrams, abstract sockets ("@name") included. Opens and closes its
+ * socket for each message: they are rare. Main thread. */
 #include "server/sdnotify.h"
 
 #include <stddef.h>
@@ -24,7 +25,8 @@ int pd_sdnotify(const char *state)
     if (fd < 0)
         return PD_EIO;
     socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
-    ssize_t sent = sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)&address, size);
+    ssize_t sent =
+        sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)&address, size);
     close(fd);
     return sent == (ssize_t)strlen(state) ? 1 : PD_EIO;
 }

@@ -1,8 +1,10 @@
 /* The validate thread and its queue.
  *
- * Place in the flow: serve's hook between the structural check and publishing. The thread makes the validator itself, since a CUDA context belongs to the
- * thread that made it, then tests it, then answers one batch at a time. Invariant: a job lies on its caller's stack from the moment it is queued until
- * `done` is set under the lock; nobody touches it afterwards. Decides nothing about what a violation leads to (serve does). */
+ * Place in the flow: serve's hook between the structural check and publishing. The thread makes the
+ * validator itself, since a CUDA context belongs to the thread that made it, then tests it, then
+ * answers one batch at a time. Invariant: a job lies on its caller's stack from the moment it is
+ * queued until `done` is set under the lock; nobody touches it afterwards. Decides nothing about
+ * what a violation leads to (serve does). */
 #include "server/validate.h"
 
 #include "base/check.h"
@@ -19,7 +21,8 @@
 #include <xxhash.h>
 
 #define MAGIC 0x76616c64
-/* The validator's buffers take 11 bytes a token, touched only as far as batches need them; larger batches are not probed. */
+/* The validator's buffers take 11 bytes a token, touched only as far as batches need them; larger
+ * batches are not probed. */
 #define TOKENS_MAX (4u << 20)
 /* tokens, positions, segment_ids, labels and loss_weight: a batch has at least these */
 #define PAYLOAD_BYTES_PER_TOKEN 20
@@ -62,7 +65,8 @@ static void set_phase(struct pd_validation *v, enum phase phase)
     pthread_mutex_lock(&v->lock);
     v->phase = phase;
     if (v->validator) {
-        snprintf(v->info.backend, sizeof v->info.backend, "%.15s", pd_validator_backend(v->validator));
+        snprintf(v->info.backend, sizeof v->info.backend, "%.15s",
+                 pd_validator_backend(v->validator));
         snprintf(v->info.device, sizeof v->info.device, "%.63s", pd_validator_device(v->validator));
     }
     v->info.tested = phase == RUNNING || phase == FAILED;
@@ -90,11 +94,13 @@ static int make_validator(struct pd_validation *v, struct pd_error *error)
     const struct pd_validator_notice notice = {.retired = on_retired, .ctx = v};
     const struct pd_validator_limits limits = {.tokens_max = tokens_max(v->config),
                                                .segments_max = tokens_max(v->config)};
-    int rc = pd_validator_new(v->config->validate_backend, &limits, &notice, &v->validator, &fallback, error);
+    int rc = pd_validator_new(v->config->validate_backend, &limits, &notice, &v->validator,
+                              &fallback, error);
     if (rc != 0)
         return rc;
     if (fallback.code != 0)
-        pd_log(PD_LOG_WARN, "validator_fallback", "backend=cpu reason=%s text=\"%s\"", fallback.reason, fallback.text);
+        pd_log(PD_LOG_WARN, "validator_fallback", "backend=cpu reason=%s text=\"%s\"",
+               fallback.reason, fallback.text);
     atomic_store(&v->on_cpu, strcmp(pd_validator_backend(v->validator), "cpu") == 0);
     return 0;
 }
@@ -105,19 +111,23 @@ static int self_test(struct pd_validation *v)
     struct pd_error error = {0};
     int rc = pd_validator_selftest(v->validator, &report, &error);
     if (rc != 0) {
-        pd_log(PD_LOG_ERROR, "selftest_failed", "backend=%s text=\"%s\" failure=\"%s\"", report.backend, error.text,
-               report.failure);
+        pd_log(PD_LOG_ERROR, "selftest_failed", "backend=%s text=\"%s\" failure=\"%s\"",
+               report.backend, error.text, report.failure);
         return rc;
     }
-    pd_log(PD_LOG_INFO, "selftest_passed", "backend=%s device=\"%s\" faults_found=%u/%u seconds=%.3f", report.backend,
-           pd_validator_device(v->validator), report.faults_found, report.faults_planted, report.seconds);
+    pd_log(PD_LOG_INFO, "selftest_passed",
+           "backend=%s device=\"%s\" faults_found=%u/%u seconds=%.3f", report.backend,
+           pd_validator_device(v->validator), report.faults_found, report.faults_planted,
+           report.seconds);
     return 0;
 }
 
 static const int32_t *array_of(const struct pd_ready_batch *batch, const char *name, uint32_t rank)
 {
     const struct pd_array *array = pd_batch_find(&batch->batch, name);
-    return array && array->rank == rank ? (const int32_t *)(const void *)(batch->payload + array->offset_bytes) : NULL;
+    return array && array->rank == rank
+               ? (const int32_t *)(const void *)(batch->payload + array->offset_bytes)
+               : NULL;
 }
 
 static void probe(struct pd_validation *v, struct job *job)
@@ -192,7 +202,8 @@ static bool has_time(struct pd_validation *v)
     if (!atomic_load(&v->on_cpu))
         return true;
     double passed_ns = (double)(pd_clock_mono_ns() - v->started_ns);
-    return (double)atomic_load(&v->spent_ns) <= passed_ns * v->config->validate_cpu_share + BURST_NS;
+    return (double)atomic_load(&v->spent_ns) <=
+           passed_ns * v->config->validate_cpu_share + BURST_NS;
 }
 
 /* The rule of the structural check that a kind of violation contradicts. */
@@ -211,16 +222,26 @@ static enum pd_check rule_of(enum pd_probe_kind kind)
     }
 }
 
+/* The most telling kind that was found, at the first token listed for it. */
 static int violation(const struct pd_probe_result *result, struct pd_check_finding *finding)
 {
-    const struct pd_violation *first = &result->violations[0];
-    const char *kind = pd_probe_kind_name(first->kind);
-    *finding = (struct pd_check_finding){.check = rule_of(first->kind), .row = first->row, .position = first->position,
-                                         .expected = first->segment, .found = first->foreign_segment};
+    uint32_t worst = 0, at = 0;
+    while (worst + 1 < PD_PROBE_KIND_COUNT && result->kind_counts[worst] == 0)
+        worst++;
+    while (at + 1 < result->listed && !(result->violations[at].kinds & 1u << worst))
+        at++;
+    const struct pd_violation *first = &result->violations[at];
+    const char *kind = pd_probe_kind_name((enum pd_probe_kind)(1u << worst));
+    *finding = (struct pd_check_finding){.check = rule_of((enum pd_probe_kind)(1u << worst)),
+                                         .row = first->row,
+                                         .position = first->position,
+                                         .expected = first->segment,
+                                         .found = first->foreign_segment};
     snprintf(finding->text, sizeof finding->text,
-             "attention probe: %s at row %u position %u, segment %d sees segment %d of row %d; %llu positions in all", kind,
-             first->row, first->position, first->segment, first->foreign_segment, first->foreign_row,
-             (unsigned long long)result->violation_count);
+             "attention probe: %s at row %u position %u, segment %d sees segment %d of row %d; "
+             "%llu positions in all",
+             kind, first->row, first->position, first->segment, first->foreign_segment,
+             first->foreign_row, (unsigned long long)result->violation_count);
     return PD_ECORRUPT;
 }
 
@@ -259,7 +280,8 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
     }
     if (rc != 0) {
         pd_metric_add_labelled(PD_M_PROBED, "failed", 1);
-        pd_log(PD_LOG_ERROR, "probe_failed", "code=%s text=\"%s\"", pd_err_name(rc), job.error.text);
+        pd_log(PD_LOG_ERROR, "probe_failed", "code=%s text=\"%s\"", pd_err_name(rc),
+               job.error.text);
         return rc;
     }
     snprintf(batch->validator, sizeof batch->validator, "%s", job.backend);
@@ -293,7 +315,8 @@ static int wait_for_device(struct pd_validation *v, struct pd_error *error)
     return error->code;
 }
 
-int pd_validation_start(const struct pd_config *config, struct pd_validation **result, struct pd_error *error)
+int pd_validation_start(const struct pd_config *config, struct pd_validation **result,
+                        struct pd_error *error)
 {
     struct pd_validation *v = calloc(1, sizeof *v);
     if (!v)
@@ -307,7 +330,8 @@ int pd_validation_start(const struct pd_config *config, struct pd_validation **r
     int failed = pthread_create(&v->thread, NULL, run, v);
     if (failed != 0) {
         destroy(v);
-        return pd_error_set(error, PD_EIO, "THREAD", "the validate thread cannot be started: %s", strerror(failed));
+        return pd_error_set(error, PD_EIO, "THREAD", "the validate thread cannot be started: %s",
+                            strerror(failed));
     }
     int rc = wait_for_device(v, error);
     if (rc != 0) {

@@ -1,9 +1,10 @@
 /* The validate thread: runs the attention probe over finished batches before anybody may see them.
  *
- *   assemble x M ──pd_validation_probe (waits)──> queue ──> validate thread: pd_validator (device or CPU) ──verdict──> the waiter
+ *   assemble x M ──pd_validation_probe, waits──> queue ──> pd_validator on its thread ──> verdict
  *
- * Which batches are probed is decided by validate.fraction from the batch's key, so a rebuilt batch is treated alike; on the CPU the probe may take
- * validate.cpu_share of a core, batches beyond that are served without it (and say so in their delivery part). The self-test runs first; batches wait
+ * Which batches are probed is decided by validate.fraction from the batch's key, so a rebuilt batch
+ * is treated alike; on the CPU the probe may take validate.cpu_share of a core, batches beyond that
+ * are served without it (and say so in their delivery part). The self-test runs first; batches wait
  * for it. If it fails nothing is served.
  *
  * When full: each assemble thread has at most one batch in the queue. */
@@ -14,12 +15,14 @@
 
 struct pd_validation;
 
-/* Starts the thread. With validate.backend cuda it waits for the device: PD_EUNAVAIL, PD_EDEVICE where there is none that works. With auto a missing
- * device is logged, not an error. PD_ENOMEM, PD_EIO. */
-int pd_validation_start(const struct pd_config *config, struct pd_validation **validation, struct pd_error *error)
-    PD_MUST_CHECK;
+/* Starts the thread. With validate.backend cuda it waits for the device: PD_EUNAVAIL, PD_EDEVICE
+ * where there is none that works. With auto a missing device is logged, not an error. PD_ENOMEM,
+ * PD_EIO. */
+int pd_validation_start(const struct pd_config *config, struct pd_validation **validation,
+                        struct pd_error *error) PD_MUST_CHECK;
 /* A pd_validate_fn with the validation as ctx: any thread but the validate thread. */
-int pd_validation_probe(void *validation, struct pd_ready_batch *batch, struct pd_check_finding *finding);
+int pd_validation_probe(void *validation, struct pd_ready_batch *batch,
+                        struct pd_check_finding *finding);
 /* After the assemble threads have ended; joins the thread and frees. */
 void pd_validation_stop(struct pd_validation *validation);
 

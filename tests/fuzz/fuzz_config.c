@@ -1,5 +1,6 @@
-/* The configuration parser on anything: it must come back with a configuration or an error that has a text, and what it accepts must print to something that
- * it accepts again. Half of the inputs are turned into nearly good files by choosing whole lines, since random bytes rarely are YAML. */
+/* The configuration parser on anything: it must come back with a configuration or an error that has
+ * a text, and what it accepts must print to something that it accepts again. Half of the inputs are
+ * turned into nearly good files by choosing whole lines, since random bytes rarely are YAML. */
 #include "server/config.h"
 
 #include "base/check.h"
@@ -10,12 +11,38 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const lines[] = {
-    "listen: [a:1, 'unix:/x']\n", "http: '[::1]:0'\n", "log: {path: /d, max_bytes: 1TiB}\n", "log:\n", "  path: &p /x\n",
-    "memory: {batches: 1GiB}\n", "drain: 5s\n", "threads: {rpc: 1}\n", "validate: {backend: off, fraction: .5}\n",
-    "feeds:\n", "  - name: a\n", "  - name: b\n", "    seq_len: 64\n", "    sources: {w: {weight: 2, on_end: repeat}}\n",
-    "    streams: [x, y]\n", "    widths: [8, 16]\n", "    width: step\n", "    jobs: [{name: j, retain: {commits: 2}}]\n",
-    "    cost:\n", "      alpha: 3\n", "    drop_views: {a: [b]}\n", "    pad_id: -5\n", "    merge: ordered\n", "    epochs: 2\n",
-    "<<: *p\n", "? [a]\n", ": b\n", "--- \n", "x: !!int 5\n", "\t\n", "    seed: \"\\x00\"\n", "&a [*a]\n",
+    "listen: [a:1, 'unix:/x']\n",
+    "http: '[::1]:0'\n",
+    "log: {path: /d, max_bytes: 1TiB}\n",
+    "log:\n",
+    "  path: &p /x\n",
+    "memory: {batches: 1GiB}\n",
+    "drain: 5s\n",
+    "threads: {rpc: 1}\n",
+    "validate: {backend: off, fraction: .5}\n",
+    "feeds:\n",
+    "  - name: a\n",
+    "  - name: b\n",
+    "    seq_len: 64\n",
+    "    sources: {w: {weight: 2, on_end: repeat}}\n",
+    "    streams: [x, y]\n",
+    "    widths: [8, 16]\n",
+    "    width: step\n",
+    "    jobs: [{name: j, retain: {commits: 2}}]\n",
+    "    cost:\n",
+    "      alpha: 3\n",
+    "    drop_views: {a: [b]}\n",
+    "    pad_id: -5\n",
+    "    merge: ordered\n",
+    "    epochs: 2\n",
+    "<<: *p\n",
+    "? [a]\n",
+    ": b\n",
+    "--- \n",
+    "x: !!int 5\n",
+    "\t\n",
+    "    seed: \"\\x00\"\n",
+    "&a [*a]\n",
 };
 
 static void check_accepted(struct pd_config *config)
@@ -34,7 +61,8 @@ static void check_accepted(struct pd_config *config)
     if (pd_config_parse(&again, text, size, "again", &error) != 0)
         pd_panic(__FILE__, __LINE__, "%s", error.text);
     for (uint32_t i = 0; i < config->feed_count && !views; i++)
-        PD_CHECK(pd_feed_config_digest(&config->feeds[i]) == pd_feed_config_digest(&again.feeds[i]));
+        PD_CHECK(pd_feed_config_digest(&config->feeds[i]) ==
+                 pd_feed_config_digest(&again.feeds[i]));
     pd_config_fini(&again);
     free(text);
     int rc = pd_config_check(config, &error);
@@ -50,7 +78,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 0 && data[0] % 2 == 0) {
         size_t used = 0;
         for (size_t i = 1; i < size && used + 100 < sizeof made; i++)
-            used += (size_t)snprintf(made + used, sizeof made - used, "%s", lines[data[i] % PD_COUNT_OF(lines)]);
+            used += (size_t)snprintf(made + used, sizeof made - used, "%s",
+                                     lines[data[i] % PD_COUNT_OF(lines)]);
         data = (const uint8_t *)made;
         size = used;
     }

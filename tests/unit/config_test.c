@@ -1,4 +1,5 @@
-/* The configuration: defaults, every kind of key, the texts of refusals, precedence, round trips, rules across keys, the reference page. */
+/* The configuration: defaults, every kind of key, the texts of refusals, precedence, round trips,
+ * rules across keys, the reference page. */
 #include "server/config.h"
 
 #include "base/check.h"
@@ -21,7 +22,8 @@ static struct pd_config parsed(const char *yaml)
     return config;
 }
 
-/* Parses, then checks; the configuration must be refused at one of the two with this code and these words. */
+/* Parses, then checks; the configuration must be refused at one of the two with this code and these
+ * words. */
 static void refused(const char *yaml, int code, const char *words)
 {
     struct pd_config config;
@@ -32,7 +34,8 @@ static void refused(const char *yaml, int code, const char *words)
         rc = pd_config_check(&config, &error);
     pd_config_fini(&config);
     if (rc != code || error.code != code || !strstr(error.text, words))
-        fail_msg("%s\ngave %s '%s', expected %s '%s'", yaml, pd_err_name(rc), error.text, pd_err_name(code), words);
+        fail_msg("%s\ngave %s '%s', expected %s '%s'", yaml, pd_err_name(rc), error.text,
+                 pd_err_name(code), words);
     assert_true(error.reason[0] != '\0');
 }
 
@@ -95,7 +98,8 @@ static const char every_kind[] =
     "    order: shuffle\n"
     "    shuffle_samples: 5\n"
     "    seed: 18446744073709551615\n"
-    "    sources: {web: {weight: 7}, code: {weight: 3, on_end: repeat, max_passes: 4}, more: {on_end: repeat}}\n"
+    "    sources: {web: {weight: 7}, code: {weight: 3, on_end: repeat, max_passes: 4}, more: "
+    "{on_end: repeat}}\n"
     "    labels_look_shifted: accept\n"
     "    cost: {alpha: 1}\n"
     "    max_wait: 250ms\n"
@@ -177,18 +181,24 @@ static void test_places_and_suggestions(void **state)
 {
     (void)state;
     refused("feeds:\n  - name: a\n    seq_len: 4k\n", PD_EINVAL,
-            "t.yaml:3: feeds[0].seq_len: '4k' is not possible here; expected a whole number from 1 to 1048576");
-    refused("log: {max_byte: 1GiB}\n", PD_EINVAL, "t.yaml:1: unknown key 'max_byte' in log; did you mean 'max_bytes'?");
+            "t.yaml:3: feeds[0].seq_len: '4k' is not possible here; expected a whole number from 1 "
+            "to 1048576");
+    refused("log: {max_byte: 1GiB}\n", PD_EINVAL,
+            "t.yaml:1: unknown key 'max_byte' in log; did you mean 'max_bytes'?");
     refused("\nlgo: {}\n", PD_EINVAL, "t.yaml:2: unknown key 'lgo'; did you mean 'log'?");
-    refused("seq_len: 5\n", PD_EINVAL, "unknown key 'seq_len'; it belongs into an entry of 'feeds'");
+    refused("seq_len: 5\n", PD_EINVAL,
+            "unknown key 'seq_len'; it belongs into an entry of 'feeds'");
     refused("zzz: 5\n", PD_EINVAL, "unknown key 'zzz'");
     refused("log.path: x\n", PD_EINVAL, "unknown key 'log.path'");
     refused("feeds: [{sources: {web: {wieght: 1}}}]\n", PD_EINVAL,
             "unknown key 'wieght' in feeds[0].sources.web; did you mean 'weight'?");
-    refused("drain: 1s\ndrain: 2s\n", PD_EINVAL, "t.yaml:2: 'drain' is there twice, first in line 1");
-    refused("log: {durability: fsnc}\n", PD_EINVAL, "log.durability: 'fsnc' is not possible here; expected process | fsync");
+    refused("drain: 1s\ndrain: 2s\n", PD_EINVAL,
+            "t.yaml:2: 'drain' is there twice, first in line 1");
+    refused("log: {durability: fsnc}\n", PD_EINVAL,
+            "log.durability: 'fsnc' is not possible here; expected process | fsync");
     refused("log: 5\n", PD_EINVAL, "log: found one value, expected a mapping");
-    refused("listen: 127.0.0.1:1\n", PD_EINVAL, "found one value, expected a list of 1 to 16 addresses");
+    refused("listen: 127.0.0.1:1\n", PD_EINVAL,
+            "found one value, expected a list of 1 to 16 addresses");
     refused("listen: []\n", PD_EINVAL, "found a list of 0");
     refused("listen: [[a]]\n", PD_EINVAL, "item 0 is a list");
     refused("drain: [1s]\n", PD_EINVAL, "found a list, expected a duration");
@@ -214,13 +224,17 @@ static void test_rules_across_keys(void **state)
     (void)state;
     refused("listen: [nonsense]\n", PD_EINVAL, "listen: 'nonsense' is not an address");
     refused("listen: ['a:1', 'a:1']\n", PD_EINVAL, "there twice");
-    refused("listen: ['unix:/123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012"
+    refused("listen: "
+            "['unix:/"
+            "12345678901234567890123456789012345678901234567890123456789012345678901234567890123456"
+            "7890123456789012"
             "34567890']\n",
             PD_EINVAL, "has a path of 111 bytes; the system takes 107");
     refused("listen: ['unix:']\n", PD_EINVAL, "not an address");
     refused("listen: ['a:65536']\n", PD_EINVAL, "not an address");
     refused("http: 'unix:/x'\n", PD_EINVAL, "http: 'unix:/x' is not an address");
-    refused("feeds: [{name: a}, {name: a}]\n", PD_EINVAL, "feeds[0] and feeds[1] are both called 'a'");
+    refused("feeds: [{name: a}, {name: a}]\n", PD_EINVAL,
+            "feeds[0] and feeds[1] are both called 'a'");
     refused("feeds: [{seq_len: 100, total_align: 8}]\n", PD_EINVAL, "feeds[0] (default): ");
     refused("feeds: [{seg_align: 4, total_align: 6, seq_len: 12}]\n", PD_EINVAL, "total_align");
     refused("feeds: [{seq_len: 100, seg_align: 64}]\n", PD_EINVAL, "seg_align");
@@ -231,23 +245,29 @@ static void test_rules_across_keys(void **state)
     refused("feeds: [{streams: [a, b, a]}]\n", PD_EINVAL, "streams: 'a' is there twice");
     refused("feeds: [{streams: [a], stream_count: 2}]\n", PD_EINVAL, "stream_count is 2");
     refused("feeds: [{merge: ordered}]\n", PD_EINVAL, "streams is empty");
-    refused("feeds: [{merge: ordered, streams: [a], sources: {b: {}}}]\n", PD_EINVAL, "exclude each other");
+    refused("feeds: [{merge: ordered, streams: [a], sources: {b: {}}}]\n", PD_EINVAL,
+            "exclude each other");
     refused("feeds: [{sources: {a: {}, a: {}}}]\n", PD_EINVAL, "'a' is there twice");
-    refused("feeds: [{sources: {a: {max_passes: 2}}}]\n", PD_EINVAL, "max_passes is 2 but on_end is not repeat");
+    refused("feeds: [{sources: {a: {max_passes: 2}}}]\n", PD_EINVAL,
+            "max_passes is 2 but on_end is not repeat");
     refused("feeds: [{epochs: 2, sources: {a: {on_end: stop}}}]\n", PD_EINVAL, "epochs is 2");
     refused("feeds: [{jobs: [{name: a}, {name: a}]}]\n", PD_EINVAL, "jobs: 'a' is there twice");
-    refused("feeds: [{fixed_segments: 4, max_segments: 5}]\n", PD_EINVAL, "more than fixed_segments 4");
+    refused("feeds: [{fixed_segments: 4, max_segments: 5}]\n", PD_EINVAL,
+            "more than fixed_segments 4");
     refused("feeds: [{cost: {alpha: 0, beta: 0}}]\n", PD_EINVAL, "both 0");
-    refused("feeds: [{vocab_size: 10, pad_id: 10}]\n", PD_EINVAL, "pad_id is 10, outside vocab_size 10");
+    refused("feeds: [{vocab_size: 10, pad_id: 10}]\n", PD_EINVAL,
+            "pad_id is 10, outside vocab_size 10");
     refused("memory: {ingest: 1MiB}\nlimits: {max_sample_bytes: 1MiB}\n", PD_EINVAL,
             "memory.ingest is 1.0MiB, less than twice limits.max_sample_bytes 1.0MiB");
-    refused("memory: {batches: 1MiB}\nfeeds: [{seq_len: 1048576}]\n", PD_EINVAL, "more than half of memory.batches 1.0MiB");
+    refused("memory: {batches: 1MiB}\nfeeds: [{seq_len: 1048576}]\n", PD_EINVAL,
+            "more than half of memory.batches 1.0MiB");
     refused("log: {max_bytes: 64MiB}\nlimits: {max_sample_bytes: 64MiB}\n", PD_EINVAL,
             "each of its 1 lanes may hold 32.0MiB of log.max_bytes unplanned, but needs 66.0MiB");
-    refused("log: {max_bytes: 16MiB}\nfeeds: [{name: a}, {name: b}, {name: c}, {name: d}]\n", PD_EINVAL,
-            "may hold 2.0MiB of log.max_bytes unplanned, but needs 2.1MiB");
+    refused("log: {max_bytes: 16MiB}\nfeeds: [{name: a}, {name: b}, {name: c}, {name: d}]\n",
+            PD_EINVAL, "may hold 2.0MiB of log.max_bytes unplanned, but needs 2.1MiB");
     accepted("log: {max_bytes: 64MiB}\nlimits: {max_sample_bytes: 1MiB}\n");
-    accepted("feeds: [{name: a}, {name: b, sources: {x: {}, y: {on_end: stop}}, seq_len: 131072}]\n");
+    accepted(
+        "feeds: [{name: a}, {name: b, sources: {x: {}, y: {on_end: stop}}, seq_len: 131072}]\n");
     accepted("");
     accepted("feeds: &f\n  - {name: one}\n");
 }
@@ -278,7 +298,8 @@ static void test_sample_limit(void **state)
 static void test_not_offered(void **state)
 {
     (void)state;
-    refused("feeds: [{balance: cost}]\n", PD_EUNSUPPORTED, "feeds[0] (default): balance: cost is not offered");
+    refused("feeds: [{balance: cost}]\n", PD_EUNSUPPORTED,
+            "feeds[0] (default): balance: cost is not offered");
     refused("feeds: [{drop_views: {libero: [right_wrist]}}]\n", PD_EUNSUPPORTED, "drop_views");
     accepted("validate: {backend: cuda}\n");
     refused("validate: {on_violation: skip_step}\n", PD_EUNSUPPORTED, "use stop");
@@ -290,7 +311,8 @@ static void test_failure_changes_nothing(void **state)
     (void)state;
     struct pd_config config = parsed("drain: 7s\n");
     struct pd_error error = {0};
-    const char *bad = "drain: 9s\nfeeds: [{name: x, jobs: [{name: y}], streams: [a], sources: {b: {}}}, {nme: z}]\n";
+    const char *bad = "drain: 9s\nfeeds: [{name: x, jobs: [{name: y}], streams: [a], sources: {b: "
+                      "{}}}, {nme: z}]\n";
     assert_int_equal(pd_config_parse(&config, bad, strlen(bad), "bad", &error), PD_EINVAL);
     assert_int_equal(config.drain_ns, 7000000000ull);
     assert_string_equal(config.feeds[0].name, "default");
@@ -320,7 +342,8 @@ static void round_trip(const char *yaml)
     assert_string_equal(once, twice);
     assert_int_equal(first.feed_count, second.feed_count);
     for (uint32_t i = 0; i < first.feed_count; i++)
-        assert_true(pd_feed_config_digest(&first.feeds[i]) == pd_feed_config_digest(&second.feeds[i]));
+        assert_true(pd_feed_config_digest(&first.feeds[i]) ==
+                    pd_feed_config_digest(&second.feeds[i]));
     free(once);
     free(twice);
     pd_config_fini(&first);
@@ -332,18 +355,32 @@ static void test_round_trip(void **state)
     (void)state;
     round_trip("");
     round_trip(every_kind);
-    round_trip("http: \"a\\\"b\\\\c:\\t1\"\nlog: {path: 'null'}\nfeeds: [{name: 'no'}, {name: '12'}, {name: '-'}]\n");
+    round_trip("http: \"a\\\"b\\\\c:\\t1\"\nlog: {path: 'null'}\nfeeds: [{name: 'no'}, {name: "
+               "'12'}, {name: '-'}]\n");
 }
 
 static void test_digest(void **state)
 {
     (void)state;
     static const char *const shaping[] = {
-        "seq_len: 8192", "window: 7", "strategy: none", "order: shuffle", "seed: 1", "pad_id: 1", "epochs: 2",
-        "streams: [a]", "streams: [b]", "sources: {a: {}}", "sources: {a: {weight: 2}}", "width: step, widths: [64]",
-        "labels: shifted", "last_step: drop", "cost: {beta: 2}",
+        "seq_len: 8192",
+        "window: 7",
+        "strategy: none",
+        "order: shuffle",
+        "seed: 1",
+        "pad_id: 1",
+        "epochs: 2",
+        "streams: [a]",
+        "streams: [b]",
+        "sources: {a: {}}",
+        "sources: {a: {weight: 2}}",
+        "width: step, widths: [64]",
+        "labels: shifted",
+        "last_step: drop",
+        "cost: {beta: 2}",
     };
-    static const char *const others[] = {"name: x", "log_share: 2", "max_wait: 1s", "jobs: [{name: j}]", "vocab_size: 9"};
+    static const char *const others[] = {"name: x", "log_share: 2", "max_wait: 1s",
+                                         "jobs: [{name: j}]", "vocab_size: 9"};
     uint64_t seen[PD_COUNT_OF(shaping) + 1];
     for (size_t i = 0; i <= PD_COUNT_OF(shaping); i++) {
         char yaml[120];
@@ -363,7 +400,8 @@ static void test_digest(void **state)
     }
 }
 
-static int with_variable(const char *name, const char *value, struct pd_config *config, struct pd_error *error)
+static int with_variable(const char *name, const char *value, struct pd_config *config,
+                         struct pd_error *error)
 {
     setenv(name, value, 1);
     int rc = pd_config_environment(config, error);
@@ -424,13 +462,15 @@ static void test_reference_page_is_current(void **state)
     fclose(out);
     FILE *file = fopen("docs/CONFIGURATION.md", "rb");
     if (!file)
-        fail_msg("docs/CONFIGURATION.md is missing: bazel run //server:reference -- config > docs/CONFIGURATION.md");
+        fail_msg("docs/CONFIGURATION.md is missing: bazel run //server:reference -- config > "
+                 "docs/CONFIGURATION.md");
     char *kept = calloc(1, size + 2);
     assert_non_null(kept);
     size_t got = fread(kept, 1, size + 1, file);
     fclose(file);
     if (got != size || memcmp(kept, page, size) != 0)
-        fail_msg("docs/CONFIGURATION.md is stale: bazel run //server:reference -- config > docs/CONFIGURATION.md");
+        fail_msg("docs/CONFIGURATION.md is stale: bazel run //server:reference -- config > "
+                 "docs/CONFIGURATION.md");
     free(kept);
     free(page);
 }

@@ -1,4 +1,5 @@
-/* The HTTP server over real sockets on a free port, the loop turned by the test: answers, methods, negotiation, limits, stop with clients connected. */
+/* The HTTP server over real sockets on a free port, the loop turned by the test: answers, methods,
+ * negotiation, limits, stop with clients connected. */
 #include "server/http.h"
 
 #include "base/check.h"
@@ -42,8 +43,11 @@ static int start(void **state)
     assert_non_null(server);
     assert_int_equal(uv_loop_init(&server->loop), 0);
     struct pd_error error = {0};
-    const struct pd_http_options options = {
-        .loop = &server->loop, .address = "127.0.0.1:0", .ctx = server, .ready = on_ready, .index = on_index};
+    const struct pd_http_options options = {.loop = &server->loop,
+                                            .address = "127.0.0.1:0",
+                                            .ctx = server,
+                                            .ready = on_ready,
+                                            .index = on_index};
     if (pd_http_start(&options, &server->http, &error) != 0)
         fail_msg("%s", error.text);
     *state = server;
@@ -65,7 +69,8 @@ static int connected(const struct server *server)
 {
     const char *address = pd_http_address(server->http);
     assert_int_equal(strncmp(address, "127.0.0.1:", 10), 0);
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(address + 10))};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)atoi(address + 10))};
     assert_true(to.sin_port != 0);
     inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -101,8 +106,9 @@ static char *asked(struct server *server, const char *method, const char *path, 
 {
     char request[20000];
     int fd = connected(server);
-    int size = snprintf(request, sizeof request, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n", method, path,
-                        headers);
+    int size =
+        snprintf(request, sizeof request,
+                 "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n", method, path, headers);
     assert_int_equal(send(fd, request, (size_t)size, MSG_NOSIGNAL), size);
     char *text = received(server, fd, NULL);
     close(fd);
@@ -160,7 +166,8 @@ static void test_metrics_formats(void **state)
     char *text = asked(server, "GET", "/metrics", "");
     has(text, "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n");
     has(text, "# TYPE packd_ingest_samples_total counter\n");
-    text = asked(server, "GET", "/metrics", "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4\r\n");
+    text = asked(server, "GET", "/metrics",
+                 "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4\r\n");
     has(text, "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n");
     has(text, "# TYPE packd_ingest_samples counter\n");
     has(text, "# EOF\n");
@@ -177,12 +184,15 @@ static void test_negotiation(void **state)
     assert_true(pd_http_prefers_openmetrics("Application/OpenMetrics-Text; Version=1.0.0"));
     assert_false(pd_http_prefers_openmetrics("application/openmetrics-text;version=0.0.1"));
     assert_false(pd_http_prefers_openmetrics("application/openmetrics-text;q=0"));
-    assert_false(pd_http_prefers_openmetrics("application/openmetrics-text;q=0.3, text/plain;q=0.9"));
+    assert_false(
+        pd_http_prefers_openmetrics("application/openmetrics-text;q=0.3, text/plain;q=0.9"));
     assert_false(pd_http_prefers_openmetrics("application/openmetrics-text;q=nan"));
     assert_false(pd_http_prefers_openmetrics(";;;,,,;q=,"));
     assert_true(pd_http_prefers_openmetrics(
-        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"
-        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"));
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/"
+        "openmetrics-text;version=0.0.1;q=0.5,"
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/"
+        "*;q=0.2"));
 }
 
 static void test_two_requests_on_one_connection(void **state)
@@ -216,7 +226,8 @@ static void test_large_requests_end(void **state)
     close(fd);
 }
 
-/* More connections than one address may have: the later ones are closed, and closing some makes room. */
+/* More connections than one address may have: the later ones are closed, and closing some makes
+ * room. */
 static void test_connection_limit(void **state)
 {
     struct server *server = *state;
@@ -251,8 +262,11 @@ static void refused(const struct server *server, const char *address, const char
     struct pd_http *http = NULL;
     struct pd_error error = {0};
     assert_int_equal(uv_loop_init(&loop), 0);
-    const struct pd_http_options options = {
-        .loop = &loop, .address = address, .ctx = (void *)server, .ready = on_ready, .index = on_index};
+    const struct pd_http_options options = {.loop = &loop,
+                                            .address = address,
+                                            .ctx = (void *)server,
+                                            .ready = on_ready,
+                                            .index = on_index};
     assert_int_equal(pd_http_start(&options, &http, &error), PD_EUNAVAIL);
     assert_string_equal(error.reason, "BIND");
     has(error.text, words);

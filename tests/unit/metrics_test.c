@@ -1,4 +1,5 @@
-/* Metrics: values, labels, histograms, both text formats line by line, collectors, the reference page. */
+/* Metrics: values, labels, histograms, both text formats line by line, collectors, the reference
+ * page. */
 #include "server/metrics.h"
 
 #include "base/check.h"
@@ -125,7 +126,8 @@ static void collect(void *ctx, struct pd_metrics_writer *writer)
     double *value = ctx;
     char label[32];
     pd_metrics_collected(writer, PD_C_PACK_TOKENS);
-    pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_PACK_TOKENS), "feed=\"a\",kind=\"real\"", *value);
+    pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_PACK_TOKENS),
+                      "feed=\"a\",kind=\"real\"", *value);
     pd_metrics_collected(writer, PD_C_LOG_BYTES);
     pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_LOG_BYTES), "", 0.1);
     assert_string_equal(pd_metrics_escape("x\"\"\"\"", label, 6), "x\\\"\\\"");
@@ -137,11 +139,13 @@ static void test_collectors(void **state)
     double value = 123456789012345;
     pd_metrics_register(collect, &value);
     char *text = rendered(false);
-    has(text, "# TYPE packd_pack_tokens_total counter\npackd_pack_tokens_total{feed=\"a\",kind=\"real\"} 123456789012345\n");
+    has(text, "# TYPE packd_pack_tokens_total "
+              "counter\npackd_pack_tokens_total{feed=\"a\",kind=\"real\"} 123456789012345\n");
     has(text, "# TYPE packd_log_bytes gauge\npackd_log_bytes 0.1\n");
     free(text);
     text = rendered(true);
-    has(text, "# TYPE packd_pack_tokens counter\npackd_pack_tokens_total{feed=\"a\",kind=\"real\"} 123456789012345\n");
+    has(text, "# TYPE packd_pack_tokens counter\npackd_pack_tokens_total{feed=\"a\",kind=\"real\"} "
+              "123456789012345\n");
     has(text, "# TYPE packd_log_bytes gauge\n# UNIT packd_log_bytes bytes\npackd_log_bytes 0.1\n");
     free(text);
     pd_metrics_unregister_all();
@@ -151,7 +155,8 @@ static void test_collectors(void **state)
 }
 
 /* The family a sample line belongs to, by the type's suffixes. */
-static bool belongs(const char *line, size_t name_size, const char *family, const char *type, bool openmetrics)
+static bool belongs(const char *line, size_t name_size, const char *family, const char *type,
+                    bool openmetrics)
 {
     static const char *const suffixes[] = {"_bucket", "_sum", "_count"};
     size_t size = strlen(family);
@@ -168,8 +173,8 @@ static bool belongs(const char *line, size_t name_size, const char *family, cons
     return rest_size == 0;
 }
 
-/* A lint of the exposition: every line is a comment of a new family or a sample of the family that is open; no family twice; units are suffixes;
- * values are numbers; the end is where it belongs. */
+/* A lint of the exposition: every line is a comment of a new family or a sample of the family that
+ * is open; no family twice; units are suffixes; values are numbers; the end is where it belongs. */
 static void lint(char *text, bool openmetrics)
 {
     char family[100] = "", type[20] = "", seen[200][100];
@@ -234,13 +239,15 @@ static void test_reference_page_is_current(void **state)
     fclose(out);
     FILE *file = fopen("docs/METRICS.md", "rb");
     if (!file)
-        fail_msg("docs/METRICS.md is missing: bazel run //server:reference -- metrics > docs/METRICS.md");
+        fail_msg("docs/METRICS.md is missing: bazel run //server:reference -- metrics > "
+                 "docs/METRICS.md");
     char *kept = calloc(1, size + 2);
     assert_non_null(kept);
     size_t got = fread(kept, 1, size + 1, file);
     fclose(file);
     if (got != size || memcmp(kept, page, size) != 0)
-        fail_msg("docs/METRICS.md is stale: bazel run //server:reference -- metrics > docs/METRICS.md");
+        fail_msg(
+            "docs/METRICS.md is stale: bazel run //server:reference -- metrics > docs/METRICS.md");
     free(kept);
     free(page);
 }
@@ -248,9 +255,12 @@ static void test_reference_page_is_current(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything_starts_at_zero), cmocka_unit_test(test_labels),
-        cmocka_unit_test(test_histogram),                 cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_collectors),                cmocka_unit_test(test_lint),
+        cmocka_unit_test(test_everything_starts_at_zero),
+        cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_collectors),
+        cmocka_unit_test(test_lint),
         cmocka_unit_test(test_reference_page_is_current),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
