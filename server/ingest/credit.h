@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PD_CREDIT_WINDOW_MIN (5u << 18) /* a message of full size and a bit: 1.25 MiB */
+#define PD_CREDIT_WINDOW_MIN (2u << 20) /* a message with the largest head and piece */
 #define PD_CREDIT_WINDOW_MAX (16u << 20)
 
 struct pd_credit;

@@ -43,11 +43,14 @@ static void send_response(struct push *push, Packd__V1__PushResponse *response)
     (void)pd_call_send(&push->call, &response->base);
 }
 
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 uint64_t push_piece_bytes_max(const struct push *push)
 {
-    uint64_t block = push->rules.block_bytes_max;
-
-    return block < PD_RPC_PIECE_BYTES_MAX ? block : PD_RPC_PIECE_BYTES_MAX;
+    return min_u64(push->rules.block_bytes_max, PD_RPC_PIECE_BYTES_MAX);
 }
 
 static void send_welcome(struct push *push)
@@ -58,6 +61,9 @@ static void send_welcome(struct push *push)
 
     push->welcome_due = false;
     (void)push_grant(push);
+    /* What is told as the largest message can be sent with the first credit: a call that cannot send
+     * would not be seen to need more. */
+    uint64_t half = push->credit.granted_bytes > 0 ? push->credit.granted_bytes / 2 : UINT64_MAX;
     welcome.log_id = (char *)pd_log_id(rpc->options.log);
     welcome.incarnation = rpc->incarnation;
     welcome.durability = rpc->options.config->durability == PD_DURABILITY_FSYNC
@@ -66,8 +72,8 @@ static void send_welcome(struct push *push)
     welcome.next_seq = push->durable_seq;
     welcome.credit_bytes = push->credit.granted_bytes;
     welcome.why = push->why;
-    welcome.max_piece_bytes = push_piece_bytes_max(push);
-    welcome.max_head_bytes = PD_RPC_HEAD_BYTES_MAX;
+    welcome.max_piece_bytes = min_u64(push_piece_bytes_max(push), half);
+    welcome.max_head_bytes = min_u64(PD_RPC_HEAD_BYTES_MAX, half);
     welcome.max_block_bytes = push->rules.block_bytes_max;
     welcome.max_sample_bytes = push->rules.sample_bytes_max;
     welcome.max_block_samples = push->rules.block_samples_max;
