@@ -12,80 +12,38 @@
 
 #define DOUBLING_BLOCKS 5 /* 1, 1, 2, 4, 8; then all of PD_BALANCE_STEPS_MAX */
 
-struct pd_balance_block pd_balance_block_at(uint64_t number)
+uint32_t pd_balance_steps_max(uint64_t block_bytes, uint64_t pack_bytes, uint32_t step_packs)
 {
-    struct pd_balance_block block = {.number = number, .steps = PD_BALANCE_STEPS_MAX};
-    if (number >= DOUBLING_BLOCKS) {
-        block.first_step = (number - DOUBLING_BLOCKS + 1) * PD_BALANCE_STEPS_MAX;
-    } else if (number == 0) {
-        block.steps = 1;
-    } else {
-        block.steps = 1u << (number - 1);
-        block.first_step = block.steps;
+    PD_CHECK(pack_bytes > 0 && step_packs > 0);
+    uint64_t steps = block_bytes / pack_bytes / step_packs;
+    return steps == 0 ? 1 : steps < PD_BALANCE_STEPS_MAX ? (uint32_t)steps : PD_BALANCE_STEPS_MAX;
+}
+
+/* The whole block that a step lies in. */
+static struct pd_balance_part block_of(uint64_t step)
+{
+    struct pd_balance_part block = {.steps = PD_BALANCE_STEPS_MAX};
+    if (step >= PD_BALANCE_STEPS_MAX) {
+        block.block = step / PD_BALANCE_STEPS_MAX + DOUBLING_BLOCKS - 1;
+        block.first_step = step - step % PD_BALANCE_STEPS_MAX;
+        return block;
     }
+    while (step >> block.block != 0)
+        block.block++;
+    block.first_step = step == 0 ? 0 : 1u << (block.block - 1);
+    block.steps = step == 0 ? 1 : (uint32_t)block.first_step;
     return block;
 }
 
-struct pd_balance_block pd_balance_block_of(uint64_t step)
+struct pd_balance_part pd_balance_part_of(const struct pd_balance *balance, uint64_t step)
 {
-    if (step >= PD_BALANCE_STEPS_MAX)
-        return pd_balance_block_at(step / PD_BALANCE_STEPS_MAX + DOUBLING_BLOCKS - 1);
-    uint64_t number = 0;
-    while (step >> number != 0)
-        number++;
-    return pd_balance_block_at(number);
-}
-
-static uint64_t payload_bytes(const struct pd_balance_pack *packs, uint32_t count)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < count; i++)
-        sum = pd_add_saturating(sum, packs[i].payload_bytes);
-    return sum;
-}
-
-/* The part that begins at part->first_step: as many whole steps as fit. False: that is not known
- * before more is planned. */
-static bool fill_part(const struct pd_balance *balance, const struct pd_balance_block *block,
-                      const struct pd_balance_packs *packs, struct pd_balance_part *part)
-{
-    uint32_t step_packs = balance->step_packs;
-    uint64_t bytes = 0;
-    for (uint32_t step = part->first_step; step < block->steps; step++) {
-        uint32_t at = step * step_packs;
-        if (packs->count - at < step_packs)
-            return packs->ended;
-        bytes = pd_add_saturating(bytes, payload_bytes(packs->packs + at, step_packs));
-        if (part->steps > 0 && bytes > balance->block_bytes)
-            return true;
-        part->steps++;
-        part->pack_count += step_packs;
-    }
-    return true;
-}
-
-int pd_balance_part_of(const struct pd_balance *balance, const struct pd_balance_block *block,
-                       const struct pd_balance_packs *packs, uint32_t step,
-                       struct pd_balance_part *part)
-{
-    PD_CHECK(step < block->steps && balance->step_packs > 0);
-    PD_CHECK(packs->count <= (uint64_t)block->steps * balance->step_packs);
-    *part = (struct pd_balance_part){0};
-    for (;;) {
-        uint32_t left = packs->count - part->first_pack;
-        if (left == 0 && packs->ended)
-            return PD_EEND;
-        if (!fill_part(balance, block, packs, part))
-            return PD_EAGAIN;
-        if (part->steps == 0) { /* the feed ends inside this step */
-            part->steps = 1;
-            part->pack_count = left;
-        }
-        if (step - part->first_step < part->steps)
-            return 0;
-        *part = (struct pd_balance_part){.first_step = part->first_step + part->steps,
-                                         .first_pack = part->first_pack + part->pack_count};
-    }
+    struct pd_balance_part part = block_of(step);
+    uint32_t steps_max = balance->steps_max;
+    PD_CHECK(steps_max >= 1 && steps_max <= PD_BALANCE_STEPS_MAX);
+    uint32_t before = (uint32_t)(step - part.first_step) / steps_max * steps_max;
+    part.first_step += before;
+    part.steps = part.steps - before < steps_max ? part.steps - before : steps_max;
+    return part;
 }
 
 /* A well-mixed function of a counter (the finaliser of splitmix64). */
@@ -98,13 +56,13 @@ static uint64_t mix(uint64_t x)
 }
 
 /* runs[i]: which run, counted by rising cost, is step i of the part. */
-static void permute_runs(uint64_t seed, uint64_t block, const struct pd_balance_part *part,
+static void permute_runs(uint64_t seed, const struct pd_balance_part *part, uint32_t steps,
                          uint32_t *runs)
 {
-    uint64_t state = mix(mix(mix(seed) ^ block) ^ part->first_step);
-    for (uint32_t i = 0; i < part->steps; i++)
+    uint64_t state = mix(mix(mix(seed) ^ part->block) ^ part->first_step);
+    for (uint32_t i = 0; i < steps; i++)
         runs[i] = i;
-    for (uint32_t i = part->steps; i > 1; i--) {
+    for (uint32_t i = steps; i > 1; i--) {
         state = mix(state);
         uint32_t other = (uint32_t)(state % i), run = runs[i - 1];
         runs[i - 1] = runs[other];
@@ -114,14 +72,19 @@ static void permute_runs(uint64_t seed, uint64_t block, const struct pd_balance_
 
 static int by_cost(const void *a, const void *b, void *ctx)
 {
-    const struct pd_balance_pack *packs = ctx;
+    const uint64_t *costs = ctx;
     uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
-    if (packs[i].cost != packs[j].cost)
-        return packs[i].cost < packs[j].cost ? -1 : 1;
+    if (costs[i] != costs[j])
+        return costs[i] < costs[j] ? -1 : 1;
     return i < j ? -1 : i > j;
 }
 
-/* Moves run runs[i] to place i, cycle by cycle, through one pack at a time of each run. */
+static void sort_by_cost(uint32_t *order, uint32_t count, const uint64_t *costs)
+{
+    qsort_r(order, count, sizeof *order, by_cost, (void *)(uintptr_t)costs);
+}
+
+/* Moves run runs[i] to place i, one pack of each run at a time. */
 static void place_runs(const uint32_t *runs, uint32_t steps, uint32_t step_packs, uint32_t *order)
 {
     for (uint32_t k = 0; k < step_packs; k++) {
@@ -133,55 +96,34 @@ static void place_runs(const uint32_t *runs, uint32_t steps, uint32_t step_packs
     }
 }
 
-void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_block *block,
-                     const struct pd_balance_part *part, const struct pd_balance_pack *packs,
-                     uint32_t *order)
+void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_part *part,
+                     const uint64_t *costs, uint32_t count, uint32_t *order)
 {
-    uint32_t runs[PD_BALANCE_STEPS_MAX];
-    PD_CHECK(part->steps >= 1 && part->steps <= PD_BALANCE_STEPS_MAX);
-    for (uint32_t i = 0; i < part->pack_count; i++)
+    uint32_t runs[PD_BALANCE_STEPS_MAX], step_packs = balance->step_packs;
+    uint32_t steps = count / step_packs, whole = steps * step_packs;
+    PD_CHECK(step_packs <= PD_BALANCE_STEP_PACKS_MAX && count <= part->steps * step_packs);
+    for (uint32_t i = 0; i < count; i++)
         order[i] = i;
-    qsort_r(order, part->pack_count, sizeof *order, by_cost, (void *)(uintptr_t)packs);
-    if (part->steps == 1)
-        return;
-    PD_CHECK(part->pack_count == part->steps * balance->step_packs);
-    permute_runs(balance->seed, block->number, part, runs);
-    place_runs(runs, part->steps, balance->step_packs, order);
+    sort_by_cost(order, whole, costs);
+    sort_by_cost(order + whole, count - whole, costs);
+    permute_runs(balance->seed, part, steps, runs);
+    place_runs(runs, steps, step_packs, order);
 }
 
-/* The parts of one block; returns how many packs were put. */
-static uint32_t order_block(const struct pd_balance *balance, const struct pd_balance_block *block,
-                            const struct pd_balance_packs *packs, uint32_t first_pack,
-                            uint32_t *order)
-{
-    struct pd_balance_part part;
-    uint32_t put = 0;
-    for (uint32_t step = 0; step < block->steps; step += part.steps) {
-        if (pd_balance_part_of(balance, block, packs, step, &part) != 0)
-            break;
-        pd_balance_sort(balance, block, &part, packs->packs + part.first_pack, order + put);
-        for (uint32_t i = 0; i < part.pack_count; i++)
-            order[put + i] += first_pack + part.first_pack;
-        put += part.pack_count;
-    }
-    return put;
-}
-
-uint32_t pd_balance_order(const struct pd_balance *balance, const struct pd_balance_pack *packs,
-                          uint32_t count, bool ended, uint32_t *order)
+uint32_t pd_balance_order(const struct pd_balance *balance, const uint64_t *costs, uint32_t count,
+                          bool ended, uint32_t *order)
 {
     uint32_t put = 0;
-    for (uint64_t number = 0; put < count; number++) {
-        struct pd_balance_block block = pd_balance_block_at(number);
-        uint32_t first = put, left = count - put;
-        uint64_t most = (uint64_t)block.steps * balance->step_packs;
-        struct pd_balance_packs planned = {.packs = packs + first,
-                                           .count = (uint32_t)(left < most ? left : most),
-                                           .ended = ended && left <= most};
-        uint32_t got = order_block(balance, &block, &planned, first, order + put);
-        put += got;
-        if (got < planned.count)
+    while (put < count) {
+        struct pd_balance_part part = pd_balance_part_of(balance, put / balance->step_packs);
+        uint64_t all = (uint64_t)part.steps * balance->step_packs;
+        uint32_t there = count - put < all ? count - put : (uint32_t)all;
+        if (there < all && !ended)
             break;
+        pd_balance_sort(balance, &part, costs + put, there, order + put);
+        for (uint32_t i = 0; i < there; i++)
+            order[put + i] += put;
+        put += there;
     }
     return put;
 }

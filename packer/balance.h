@@ -7,78 +7,54 @@
  *
  *   steps of the job   0 | 1 | 2 3 | 4 5 6 7 | 8 .. 15 | 16 .. 31 | 32 .. 47 | ...
  *   block              0 | 1 |  2  |    3    |    4    |    5     |    6     | ...
+ *   part (steps_max 6)                         8 .. 13 | 16 .. 21 | ...
+ *                                              14, 15  | 22 .. 27 | ...
+ *                                                      | 28 .. 31 | ...
  *
- * Where the payload of a block passes block_bytes it falls into parts, each as many steps as fit,
- * never less than one: which ones depends on the packs of that block alone, so no state goes from
- * block to block, and a job goes on anywhere from the packs of one block.
+ * Where the payload of a block passes block_bytes it falls into parts of as many steps as fit,
+ * never less than one. A pack counts with its full payload for that, which packs reach but for a
+ * thousandth: so where a part begins and ends follows from the step's number alone, and a job can
+ * go on anywhere with no more than the packs of one part.
  *
- * A pure function of (packs of the block, P, block_bytes, seed, block number). Nothing here knows
- * dp_size, rows or accum: another world size leaves every step as it is. Integers only, any thread.
- */
+ * A pure function of (costs of the part's packs, P, steps_max, seed, block). Nothing here knows
+ * dp_size, rows or accum: another world size leaves every step as it is. Any thread. */
 #ifndef PD_PACKER_BALANCE_H
 #define PD_PACKER_BALANCE_H
-
-#include "base/err.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #define PD_BALANCE_STEPS_MAX 16
+#define PD_BALANCE_STEP_PACKS_MAX (1u << 26)
 
 struct pd_balance {
     uint64_t seed;
-    uint64_t block_bytes; /* payload bytes of a part; one step always fits */
-    uint32_t step_packs;  /* P, 1 .. 2^26 */
-};
-
-struct pd_balance_block {
-    uint64_t number;
-    uint64_t first_step; /* of the job */
-    uint32_t steps;      /* 1 .. PD_BALANCE_STEPS_MAX */
-};
-
-/* One planned pack, in the job's pack order. */
-struct pd_balance_pack {
-    uint64_t cost;
-    uint64_t payload_bytes;
-};
-
-/* The planned packs of a block, from its first one on. */
-struct pd_balance_packs {
-    const struct pd_balance_pack *packs; /* borrowed */
-    uint32_t count;                      /* up to steps * P */
-    bool ended;                          /* the feed ends behind them */
+    uint32_t step_packs; /* P, 1 .. PD_BALANCE_STEP_PACKS_MAX */
+    uint32_t steps_max;  /* of a part, 1 .. PD_BALANCE_STEPS_MAX */
 };
 
 /* Steps that are sorted together. */
 struct pd_balance_part {
-    uint32_t first_step; /* counted from the block's first */
+    uint64_t block;
+    uint64_t first_step; /* of the job */
     uint32_t steps;
-    uint32_t first_pack; /* counted from the block's first */
-    uint32_t pack_count; /* steps * P; less in a last, partly filled step, a part of its own */
 };
 
-/* The block that a step of the job lies in; by number. */
-struct pd_balance_block pd_balance_block_of(uint64_t step);
-struct pd_balance_block pd_balance_block_at(uint64_t number);
+/* steps_max: how many steps of P packs of pack_bytes (>= 1) block_bytes hold; at least one. */
+uint32_t pd_balance_steps_max(uint64_t block_bytes, uint64_t pack_bytes, uint32_t step_packs);
 
-/* The part that holds `step` (counted from the block's first). PD_EAGAIN: not all of it is planned
- * yet; PD_EEND: the feed ends before it. */
-int pd_balance_part_of(const struct pd_balance *balance, const struct pd_balance_block *block,
-                       const struct pd_balance_packs *packs, uint32_t step,
-                       struct pd_balance_part *part) PD_MUST_CHECK;
+struct pd_balance_part pd_balance_part_of(const struct pd_balance *balance, uint64_t step);
 
-/* order[i], i < part->pack_count: which of the part's packs (0 = the part's first) is entry i of
- * its steps, step after step. `packs` are the part's. */
-void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_block *block,
-                     const struct pd_balance_part *part, const struct pd_balance_pack *packs,
-                     uint32_t *order);
+/* order[i], i < count: which of the part's packs (0 = its first) is entry i of its steps, step
+ * after step. costs[i] is of the part's pack i. `count` is steps * P; less only where the feed ends
+ * in this part: its whole steps are balanced, the packs left over make the last step. */
+void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_part *part,
+                     const uint64_t *costs, uint32_t count, uint32_t *order);
 
-/* All packs of a job in the order of its steps: order[i] is entry i of the job's pack order. Packs
- * of a part that is not planned whole, and is not the end, are left out; returns how many were put.
- */
-uint32_t pd_balance_order(const struct pd_balance *balance, const struct pd_balance_pack *packs,
-                          uint32_t count, bool ended, uint32_t *order);
+/* The same for all packs of a job: order[i] is entry i of its pack order. Packs of a part that is
+ * not planned whole, and does not hold the end, are left out; returns how many were put. */
+uint32_t pd_balance_order(const struct pd_balance *balance, const uint64_t *costs, uint32_t count,
+                          bool ended, uint32_t *order);
 
 /* How equal the ranks of a world are: the mean over steps of the largest rank's cost over the mean
  * rank's, in parts per million (1,000,000 is equal work). costs[i] is entry i of the job's pack

@@ -41,8 +41,7 @@ uint64_t pd_cost_segment(struct pd_cost cost, uint64_t tokens)
 void pd_work_add(struct pd_work *work, uint64_t tokens, uint64_t times)
 {
     unsigned __int128 square = (unsigned __int128)tokens * tokens;
-    work->positions =
-        pd_add_saturating(work->positions, cut64((unsigned __int128)tokens * times));
+    work->positions = pd_add_saturating(work->positions, cut64((unsigned __int128)tokens * times));
     work->pairs = add128(work->pairs, mul128(square, times));
 }
 

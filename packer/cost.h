@@ -23,7 +23,7 @@ struct pd_cost {
 /* Positions and pairs of positions that a set of segments makes a model look at. Zeroed memory is
  * no work. */
 struct pd_work {
-    uint64_t positions;     /* sum of n */
+    uint64_t positions;      /* sum of n */
     unsigned __int128 pairs; /* sum of n^2 */
 };
 

@@ -1,7 +1,7 @@
 /* The report's figures.
  *
- *   measure the input ─> every strategy (parts come from `none`) ─> bounds ─> ranks ─> views ─>
- * suggestions ─> verdict
+ *   measure the input ─> every strategy (parts come from `none`) ─> bounds ─> ranks ─> views
+ *   ─> suggestions ─> verdict
  *
  * Called by `packctl plan`; pure, one thread. Invariant: each strategy places the same parts, so
  * rows differ in packs alone. It knows lengths only: loss, media and sources do not change padding.
@@ -15,16 +15,16 @@
 #include <string.h>
 
 #define HEADS 256
+#define TOKEN_BYTES 4 /* payload of a token without tensors */
 #define PROGRESS_PARTS 65536
 #define SUGGEST_SAMPLES 200000 /* suggestions look at so many, evenly picked */
 #define SUGGEST_SEQ_LEN_LEAST 128
 #define SUGGEST_SEQ_LENS 6
 #define SUGGEST_PADDING_PPM 1000 /* a shorter seq_len may cost so much */
-#define SUGGEST_WINDOW_PPM 500 /* a smaller window may cost so much */
+#define SUGGEST_WINDOW_PPM 500   /* a smaller window may cost so much */
 #define SUGGEST_WINDOW_LEAST 64u
 #define SUGGEST_WINDOWS 8
 #define BINS_EVEN 12
-#define STEP_PACKS_MAX (1u << 26)
 
 /* One part of a sample: what every strategy places. */
 struct part {
@@ -37,7 +37,7 @@ struct parts {
 };
 
 struct costs {
-    struct pd_balance_pack *packs;
+    uint64_t *packs;
     uint32_t count, capacity;
 };
 
@@ -48,7 +48,7 @@ struct making {
     struct pd_report *report;
     struct pd_error *error;
     struct parts parts;
-    struct costs costs; /* of exact's packs */
+    struct costs costs;     /* of exact's packs */
     uint32_t usual_longest; /* 99 of 100 samples are not longer */
 };
 
@@ -227,18 +227,18 @@ static int parts_add(struct making *m, const struct part *part)
     return 0;
 }
 
-static int costs_add(struct making *m, const struct pd_balance_pack *pack)
+static int costs_add(struct making *m, uint64_t cost)
 {
     struct costs *costs = &m->costs;
     if (costs->count == costs->capacity) {
         uint32_t capacity = costs->capacity ? 2 * costs->capacity : 1024;
-        struct pd_balance_pack *packs = realloc(costs->packs, capacity * sizeof *packs);
+        uint64_t *packs = realloc(costs->packs, capacity * sizeof *packs);
         if (!packs)
             return no_memory(m);
         costs->packs = packs;
         costs->capacity = capacity;
     }
-    costs->packs[costs->count++] = *pack;
+    costs->packs[costs->count++] = cost;
     return 0;
 }
 
@@ -269,14 +269,12 @@ static struct part part_of(const struct pd_segment *segment)
 static int take_pack(struct making *m, enum pd_report_strategy strategy, const struct pd_pack *pack,
                      struct pd_work *work)
 {
-    struct pd_balance_pack cost = {0};
+    uint64_t cost = 0;
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < pack->segment_count; i++) {
         struct part part = part_of(&pack->segments[i]);
         pd_work_add(work, part.slot_tokens, 1);
-        cost.cost = pd_add_saturating(cost.cost,
-                                      pd_cost_segment(m->options->cost, part.length_tokens));
-        cost.payload_bytes += 4 * (uint64_t)part.length_tokens;
+        cost = pd_add_saturating(cost, pd_cost_segment(m->options->cost, part.length_tokens));
         if (strategy == PD_REPORT_NONE)
             rc = parts_add(m, &part);
         if (rc == 0)
@@ -284,7 +282,7 @@ static int take_pack(struct making *m, enum pd_report_strategy strategy, const s
     }
     pd_work_add_padding(work, m->options->seq_len - pack->used_slots, m->options->pad_segment);
     if (rc == 0 && strategy == PD_REPORT_EXACT)
-        rc = costs_add(m, &cost);
+        rc = costs_add(m, cost);
     return rc;
 }
 
@@ -358,8 +356,8 @@ static int run_offline(struct making *m, enum pd_report_strategy strategy, struc
     struct offline offline = {memory, memory + count + 1, memory + 2 * (count + 1)};
     for (size_t i = 0; i < count; i++)
         offline.slots[i] = m->parts.items[i].slot_tokens;
-    int rc = pd_offline_pack(how, offline.slots, count, m->options->seq_len, offline.pack_of,
-                             &packs);
+    int rc =
+        pd_offline_pack(how, offline.slots, count, m->options->seq_len, offline.pack_of, &packs);
     if (rc == 0)
         rc = offline_work(m, strategy, &offline, packs, work);
     if (rc == 0 && strategy == PD_REPORT_FFD) {
@@ -433,19 +431,20 @@ static int compare_ranks(struct making *m)
 {
     const struct pd_world *world = &m->options->world;
     const struct costs *costs = &m->costs;
-    struct pd_balance balance = {.seed = m->options->seed,
-                                 .block_bytes = m->options->balance_bytes,
-                                 .step_packs = world->dp_size * world->rows * world->accum};
+    uint32_t step_packs = world->dp_size * world->rows * world->accum;
+    uint64_t pack_bytes = TOKEN_BYTES * (uint64_t)m->options->seq_len;
+    struct pd_balance balance = {
+        .seed = m->options->seed,
+        .steps_max = pd_balance_steps_max(m->options->balance_bytes, pack_bytes, step_packs),
+        .step_packs = step_packs};
     uint32_t *order = malloc(((size_t)costs->count + 1) * sizeof *order);
     uint64_t *served = malloc(((size_t)costs->count + 1) * sizeof *served);
     if (order && served) {
-        for (uint32_t i = 0; i < costs->count; i++)
-            served[i] = costs->packs[i].cost;
-        m->report->off = pd_imbalance_of(served, costs->count, *world);
+        m->report->off = pd_imbalance_of(costs->packs, costs->count, *world);
         uint32_t put = pd_balance_order(&balance, costs->packs, costs->count, true, order);
         PD_CHECK(put == costs->count);
         for (uint32_t i = 0; i < put; i++)
-            served[i] = costs->packs[order[i]].cost;
+            served[i] = costs->packs[order[i]];
         m->report->balanced = pd_imbalance_of(served, put, *world);
     }
     bool ok = order && served;
@@ -580,8 +579,8 @@ static int suggest_window(struct making *m)
         if (rc != 0)
             return rc;
     }
-    m->report->suggested_window =
-        SUGGEST_WINDOW_LEAST << first_near_least(ppm, SUGGEST_WINDOWS, SUGGEST_WINDOW_PPM);
+    m->report->suggested_window = SUGGEST_WINDOW_LEAST
+                                  << first_near_least(ppm, SUGGEST_WINDOWS, SUGGEST_WINDOW_PPM);
     return 0;
 }
 
@@ -596,10 +595,10 @@ static int check(const struct pd_report_options *o, const uint32_t *lengths, siz
         return pd_error_set(error, PD_EINVAL, "RULES",
                             "dp_size %u, rows %u, accum %u, pad_segment %u: each is at least 1",
                             world->dp_size, world->rows, world->accum, o->pad_segment);
-    if ((unsigned __int128)world->dp_size * world->rows * world->accum > STEP_PACKS_MAX)
+    if ((unsigned __int128)world->dp_size * world->rows * world->accum > PD_BALANCE_STEP_PACKS_MAX)
         return pd_error_set(error, PD_EINVAL, "RULES",
                             "dp_size %u * rows %u * accum %u is above %u packs a step",
-                            world->dp_size, world->rows, world->accum, STEP_PACKS_MAX);
+                            world->dp_size, world->rows, world->accum, PD_BALANCE_STEP_PACKS_MAX);
     PD_CHECK(o->view_count <= PD_REPORT_VIEWS_MAX && count < INT32_MAX);
     for (size_t i = 0; i < count; i++)
         if (lengths[i] == 0)
@@ -621,11 +620,8 @@ static void judge(struct making *m)
 int pd_report_make(const struct pd_report_options *options, const uint32_t *lengths, size_t count,
                    struct pd_report *report, struct pd_error *error)
 {
-    struct making m = {.options = options,
-                       .lengths = lengths,
-                       .count = count,
-                       .report = report,
-                       .error = error};
+    struct making m = {
+        .options = options, .lengths = lengths, .count = count, .report = report, .error = error};
     *report = (struct pd_report){0};
     int rc = check(options, lengths, count, error);
     if (rc == 0)

@@ -1,7 +1,7 @@
 /* What packing would do to a set of lengths: `packctl plan` before anybody runs a server.
  *
- * lengths ──> each strategy's packs ──> padding, predicted compute, imbalance of ranks ──> pack or
- * not, which seq_len, which window
+ * lengths ──> packs of each strategy ──> padding, compute, imbalance of ranks ──> pack or not,
+ *                                                                                 suggestions
  *
  * The served strategies run through the planner itself, so the figures are those a feed would
  * reach, its end included. Ratios are in parts per million. Pure; memory O(lengths); one thread, no
@@ -62,7 +62,7 @@ struct pd_report_row {
     uint32_t padding_after_ppm;  /* positions of the packs without a token, gaps included */
     /* Compute of the packs as served, over padded rows; the last for the given cost. */
     int64_t saving_linear_ppm, saving_quadratic_ppm, saving_ppm;
-    uint64_t age_max_samples;                        /* 0 where the whole set is seen */
+    uint64_t age_max_samples; /* 0 where the whole set is seen */
 };
 
 struct pd_report_bin {
@@ -87,10 +87,10 @@ struct pd_report {
     struct pd_report_row rows[PD_REPORT_STRATEGIES];
     /* Varlen over padded rows, by real lengths alone: what is left when no padding is computed. */
     int64_t varlen_linear_ppm, varlen_quadratic_ppm, varlen_ppm;
-    enum pd_regime regime; /* of a row of seq_len */
+    enum pd_regime regime;  /* of a row of seq_len */
     uint32_t quadratic_ppm; /* attention's share there */
     uint64_t crossover_tokens;
-    struct pd_work padded, packed; /* rows of seq_len; packs of exact as served */
+    struct pd_work padded, packed;     /* rows of seq_len; packs of exact as served */
     struct pd_imbalance off, balanced; /* ranks of `world`, exact's packs, balance: off and cost */
     uint32_t suggested_seq_len, suggested_padding_ppm; /* without the last pack */
     uint32_t suggested_window;

@@ -4,100 +4,115 @@
 #include "packer/cost.h"
 #include "tests/unit/planner_feed.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-static void test_blocks(void **state)
+static struct pd_balance balance_of(uint64_t seed, uint32_t step_packs, uint32_t steps_max)
 {
-    const uint32_t steps[] = {1, 1, 2, 4, 8, 16, 16, 16};
-    uint64_t step = 0;
+    return (struct pd_balance){.seed = seed, .step_packs = step_packs, .steps_max = steps_max};
+}
+
+/* Blocks of 1, 1, 2, 4, 8, 16, 16, ... steps, each cut into parts of at most steps_max. */
+static void test_parts(void **state)
+{
+    const uint32_t sizes[] = {1, 1, 2, 4, 8, 16, 16, 16};
     (void)state;
-    for (uint64_t number = 0; number < 2000; number++) {
-        struct pd_balance_block block = pd_balance_block_at(number);
-        assert_int_equal(block.number, number);
-        assert_int_equal(block.steps, steps[number < 7 ? number : 7]);
-        assert_int_equal(block.first_step, step);
-        for (uint32_t i = 0; i < block.steps; i++)
-            assert_int_equal(pd_balance_block_of(step + i).number, number);
-        step += block.steps;
+    for (uint32_t most = 1; most <= PD_BALANCE_STEPS_MAX; most++) {
+        struct pd_balance b = balance_of(0, 3, most);
+        uint64_t step = 0;
+        for (uint64_t block = 0; block < 300; block++) {
+            uint32_t left = sizes[block < 7 ? block : 7];
+            while (left > 0) {
+                uint32_t steps = left < most ? left : most;
+                for (uint32_t i = 0; i < steps; i++) {
+                    struct pd_balance_part part = pd_balance_part_of(&b, step + i);
+                    assert_int_equal(part.block, block);
+                    assert_int_equal(part.first_step, step);
+                    assert_int_equal(part.steps, steps);
+                }
+                step += steps;
+                left -= steps;
+            }
+        }
     }
 }
 
+static void test_steps_max(void **state)
+{
+    (void)state;
+    assert_int_equal(pd_balance_steps_max(1000, 10, 10), 10);
+    assert_int_equal(pd_balance_steps_max(999, 10, 10), 9);
+    assert_int_equal(pd_balance_steps_max(99, 10, 10), 1); /* never less than one */
+    assert_int_equal(pd_balance_steps_max(0, 10, 10), 1);
+    assert_int_equal(pd_balance_steps_max(UINT64_MAX, 1, 1), PD_BALANCE_STEPS_MAX);
+    /* the longest law: 64 ranks of 128 k positions fill 16 steps of the default 1 GiB */
+    assert_int_equal(pd_balance_steps_max(1ull << 30, 4 * 131072, 64), PD_BALANCE_STEPS_MAX);
+}
+
 struct made {
-    struct pd_balance_pack *packs;
+    uint64_t *costs;
     uint32_t *order;
     uint32_t count;
 };
 
 static struct made make(struct feed_random *random, uint32_t count)
 {
-    struct made made = {.packs = calloc(count + 1, sizeof *made.packs),
+    struct made made = {.costs = calloc(count + 1, sizeof *made.costs),
                         .order = calloc(count + 1, sizeof *made.order),
                         .count = count};
-    assert_true(made.packs && made.order);
+    assert_true(made.costs && made.order);
     for (uint32_t i = 0; i < count; i++)
-        made.packs[i] = (struct pd_balance_pack){.cost = feed_random(random) % 50,
-                                                 .payload_bytes = feed_random(random) % 100};
+        made.costs[i] = feed_random(random) % 50;
     return made;
 }
 
 static void drop(struct made *made)
 {
-    free(made->packs);
+    free(made->costs);
     free(made->order);
 }
 
-/* A plain reading of the rule, step by step. */
-static void naive_order(const struct pd_balance *b, const struct made *made, uint32_t *sizes)
+/* Packs of the part that go before this one when sorted by (cost, number). */
+static uint32_t rank_in(const struct made *made, uint32_t first, uint32_t count, uint32_t pack)
 {
-    uint32_t at = 0, step = 0;
-    while (at < made->count) {
-        struct pd_balance_block block = pd_balance_block_of(step);
-        uint32_t end = (uint32_t)block.first_step + block.steps, taken = 0;
-        uint64_t bytes = 0;
-        for (; step + taken < end && at + (taken + 1) * b->step_packs <= made->count; taken++) {
-            for (uint32_t i = 0; i < b->step_packs; i++)
-                bytes += made->packs[at + taken * b->step_packs + i].payload_bytes;
-            if (taken > 0 && bytes > b->block_bytes)
-                break;
+    uint32_t below = 0;
+    for (uint32_t i = first; i < first + count; i++)
+        below +=
+            made->costs[i] < made->costs[pack] || (made->costs[i] == made->costs[pack] && i < pack);
+    return below;
+}
+
+/* Each step of [first, first + count) is P neighbours by (cost, number) of those packs. */
+static void assert_runs(const struct made *made, uint32_t first, uint32_t count, uint32_t width)
+{
+    for (uint32_t at = first; at < first + count; at += width) {
+        uint32_t lowest = rank_in(made, first, count, made->order[at]);
+        assert_int_equal(lowest % width, 0);
+        for (uint32_t i = 0; i < width; i++) {
+            assert_in_range(made->order[at + i], first, first + count - 1);
+            assert_int_equal(rank_in(made, first, count, made->order[at + i]), lowest + i);
         }
-        uint32_t packs = taken ? taken * b->step_packs : made->count - at;
-        taken = taken ? taken : 1;
-        for (uint32_t i = 0; i < taken; i++)
-            sizes[step + i] = packs;
-        step += taken;
-        at += packs;
     }
 }
 
-/* Each run is P neighbours by (cost, number): no pack of a part lies, by rank, between two packs of
- * another of its steps. */
-static void assert_runs(const struct pd_balance *b, const struct made *made, const uint32_t *sizes)
+static void assert_parts(const struct pd_balance *b, const struct made *made)
 {
-    uint32_t at = 0, step = 0;
+    uint32_t at = 0;
     while (at < made->count) {
-        uint32_t size = sizes[step], steps = (size + b->step_packs - 1) / b->step_packs;
-        for (uint32_t i = 0; i < size; i++)
-            assert_in_range(made->order[at + i], at, at + size - 1);
-        for (uint32_t s = 0; s < steps; s++) {
-            const uint32_t *entry = made->order + at + s * b->step_packs;
-            uint32_t width = size < b->step_packs ? size : b->step_packs, below = 0;
-            for (uint32_t i = 1; i < width; i++) {
-                uint64_t left = made->packs[entry[i - 1]].cost, right = made->packs[entry[i]].cost;
-                assert_true(left < right || (left == right && entry[i - 1] < entry[i]));
-            }
-            for (uint32_t i = at; i < at + size; i++)
-                below += made->packs[i].cost < made->packs[entry[0]].cost ||
-                         (made->packs[i].cost == made->packs[entry[0]].cost && i < entry[0]);
-            assert_int_equal(below % width, 0);
-        }
-        at += size;
-        step += steps;
+        struct pd_balance_part part = pd_balance_part_of(b, at / b->step_packs);
+        uint32_t there = part.steps * b->step_packs, left = made->count - at;
+        there = there < left ? there : left;
+        uint32_t whole = there - there % b->step_packs;
+        if (whole > 0)
+            assert_runs(made, at, whole, b->step_packs);
+        if (there > whole)
+            assert_runs(made, at + whole, there - whole, there - whole);
+        at += there;
     }
 }
 
@@ -106,87 +121,46 @@ static void test_random(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 300; seed++) {
         struct feed_random random = {seed};
-        struct pd_balance b = {.seed = seed,
-                               .block_bytes = 50 + feed_random(&random) % 3000,
-                               .step_packs = 1 + (uint32_t)(feed_random(&random) % 9)};
+        struct pd_balance b = balance_of(seed, 1 + (uint32_t)(feed_random(&random) % 9),
+                                         1 + (uint32_t)(feed_random(&random) % 16));
         struct made made = make(&random, (uint32_t)(feed_random(&random) % 600));
-        uint32_t *sizes = calloc(made.count + 1, sizeof *sizes);
         uint8_t *seen = calloc(made.count + 1, 1);
-        assert_true(sizes && seen);
-        uint32_t put = pd_balance_order(&b, made.packs, made.count, true, made.order);
+        assert_non_null(seen);
+        uint32_t put = pd_balance_order(&b, made.costs, made.count, true, made.order);
         if (put != made.count)
             fail_msg("seed %lu: %u of %u packs", (unsigned long)seed, put, made.count);
         for (uint32_t i = 0; i < put; i++) {
             assert_true(made.order[i] < made.count);
             assert_int_equal(seen[made.order[i]]++, 0);
         }
-        naive_order(&b, &made, sizes);
-        assert_runs(&b, &made, sizes);
-        free(sizes);
+        assert_parts(&b, &made);
         free(seen);
         drop(&made);
     }
 }
 
-/* What is served while more packs come is what the whole feed gives: nothing served changes later.
- */
+/* What is served while more packs come is what the whole feed gives: nothing served changes. */
 static void test_prefix(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         struct feed_random random = {seed};
-        struct pd_balance b = {.seed = 7,
-                               .block_bytes = 50 + feed_random(&random) % 2000,
-                               .step_packs = 1 + (uint32_t)(feed_random(&random) % 4)};
+        struct pd_balance b = balance_of(7, 1 + (uint32_t)(feed_random(&random) % 4),
+                                         1 + (uint32_t)(feed_random(&random) % 16));
         struct made made = make(&random, 200);
         uint32_t *early = calloc(made.count, sizeof *early), last = 0;
         assert_non_null(early);
-        pd_balance_order(&b, made.packs, made.count, true, made.order);
+        pd_balance_order(&b, made.costs, made.count, true, made.order);
         for (uint32_t count = 0; count <= made.count; count++) {
-            uint32_t put = pd_balance_order(&b, made.packs, count, false, early);
+            uint32_t put = pd_balance_order(&b, made.costs, count, false, early);
             if (put < last || memcmp(early, made.order, put * sizeof *early) != 0)
                 fail_msg("seed %lu: another order after %u packs", (unsigned long)seed, count);
+            assert_true(put + b.steps_max * b.step_packs > count);
             last = put;
         }
-        assert_true(last + PD_BALANCE_STEPS_MAX * b.step_packs > made.count);
         free(early);
         drop(&made);
     }
-}
-
-static void test_part_edges(void **state)
-{
-    const struct pd_balance_pack packs[32] = {{.cost = 1, .payload_bytes = 10}};
-    struct pd_balance b = {.block_bytes = 1000, .step_packs = 4};
-    struct pd_balance_block block = pd_balance_block_at(4); /* 8 steps */
-    struct pd_balance_part part;
-    (void)state;
-    struct pd_balance_packs planned = {.packs = packs, .count = 31};
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 0, &part), PD_EAGAIN);
-    planned.count = 32;
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 7, &part), 0);
-    assert_int_equal(part.first_step, 0);
-    assert_int_equal(part.steps, 8);
-    assert_int_equal(part.pack_count, 32);
-    planned = (struct pd_balance_packs){.packs = packs, .count = 9, .ended = true};
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 1, &part), 0);
-    assert_int_equal(part.steps, 2);
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 2, &part), 0);
-    assert_int_equal(part.first_pack, 8);
-    assert_int_equal(part.pack_count, 1);
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 3, &part), PD_EEND);
-    b.block_bytes = 0; /* never less than one step */
-    planned = (struct pd_balance_packs){.packs = packs, .count = 8};
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 1, &part), PD_EAGAIN);
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 0, &part), 0);
-    assert_int_equal(part.pack_count, 4);
-    struct pd_balance_pack heavy[12];
-    for (int i = 0; i < 12; i++)
-        heavy[i] = (struct pd_balance_pack){.cost = 1, .payload_bytes = 1};
-    planned = (struct pd_balance_packs){.packs = heavy, .count = 12};
-    assert_int_equal(pd_balance_part_of(&b, &block, &planned, 1, &part), 0);
-    assert_int_equal(part.first_step, 1);
-    assert_int_equal(part.steps, 1);
 }
 
 static void test_seed_moves_runs_only(void **state)
@@ -194,38 +168,37 @@ static void test_seed_moves_runs_only(void **state)
     struct feed_random random = {99};
     struct made made = make(&random, 48 * 4);
     uint32_t *other = calloc(made.count, sizeof *other), moved = 0;
-    struct pd_balance b = {.seed = 1, .block_bytes = UINT64_MAX, .step_packs = 4};
+    struct pd_balance b = balance_of(1, 4, 16);
     (void)state;
     assert_non_null(other);
-    pd_balance_order(&b, made.packs, made.count, true, made.order);
+    pd_balance_order(&b, made.costs, made.count, true, made.order);
     b.seed = 2;
-    pd_balance_order(&b, made.packs, made.count, true, other);
-    for (uint32_t block = 32; block < 48; block += 16)
-        for (uint32_t step = block; step < block + 16; step++) {
-            bool found = false;
-            for (uint32_t s = block; s < block + 16; s++)
-                found |= memcmp(other + step * 4, made.order + s * 4, 16) == 0;
-            assert_true(found);
-            moved += memcmp(other + step * 4, made.order + step * 4, 16) != 0;
-        }
+    pd_balance_order(&b, made.costs, made.count, true, other);
+    for (uint32_t step = 32; step < 48; step++) {
+        bool found = false;
+        for (uint32_t s = 32; s < 48; s++)
+            found |= memcmp(other + step * 4, made.order + s * 4, 16) == 0;
+        assert_true(found);
+        moved += memcmp(other + step * 4, made.order + step * 4, 16) != 0;
+    }
     assert_true(moved >= 8);
     free(other);
     drop(&made);
 }
 
-/* The same packs make a step whatever the world: the order is not told, and entry j goes to (j /
- * (dp*rows), (j / rows) % dp, j % rows). */
+/* The same packs make a step whatever the world: the order is not told, and entry j goes to
+ * (j / (dp*rows), (j / rows) % dp, j % rows). */
 static void test_worlds(void **state)
 {
     const struct pd_world worlds[] = {{8, 1, 1}, {2, 2, 2}, {4, 1, 2}, {1, 8, 1}, {1, 1, 8}};
     struct feed_random random = {5};
     struct made made = make(&random, 64 * 8);
-    struct pd_balance b = {.seed = 3, .block_bytes = UINT64_MAX, .step_packs = 8};
+    struct pd_balance b = balance_of(3, 8, 16);
     uint64_t costs[64 * 8];
     (void)state;
-    pd_balance_order(&b, made.packs, made.count, true, made.order);
+    pd_balance_order(&b, made.costs, made.count, true, made.order);
     for (uint32_t i = 0; i < made.count; i++)
-        costs[i] = made.packs[made.order[i]].cost;
+        costs[i] = made.costs[made.order[i]];
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         struct pd_imbalance got = pd_imbalance_of(costs, made.count, worlds[w]);
         assert_int_equal(got.steps, 64);
@@ -318,8 +291,7 @@ static struct made plan_law(const struct law *law, uint32_t packs)
         struct pd_totals totals = {0};
         assert_int_equal(pd_planner_next(planner, &supply, &pack, &want), 0);
         pd_totals_add(&totals, &pack, PD_LOSS_TOKEN, cost);
-        made.packs[i] = (struct pd_balance_pack){.cost = totals.attention_cost,
-                                                 .payload_bytes = 4 * totals.real_tokens};
+        made.costs[i] = totals.attention_cost;
     }
     pd_pack_fini(&pack);
     pd_planner_free(planner);
@@ -332,7 +304,7 @@ static struct pd_imbalance measure(const struct made *made, const uint32_t *orde
     uint64_t *costs = calloc(made->count, sizeof *costs);
     assert_non_null(costs);
     for (uint32_t i = 0; costs && i < made->count; i++)
-        costs[i] = made->packs[order ? order[i] : i].cost;
+        costs[i] = made->costs[order ? order[i] : i];
     struct pd_imbalance got = pd_imbalance_of(costs, made->count, world);
     free(costs);
     return got;
@@ -342,9 +314,10 @@ static void check_law(const struct law *law)
 {
     uint32_t step_packs = law->world.dp_size * law->world.rows * law->world.accum;
     struct made made = plan_law(law, MICRO_STEPS * law->world.dp_size * law->world.rows);
-    struct pd_balance b = {.seed = 1, .block_bytes = 1ull << 30, .step_packs = step_packs};
+    uint32_t steps_max = pd_balance_steps_max(1ull << 30, 4ull * law->seq_len, step_packs);
+    struct pd_balance b = balance_of(1, step_packs, steps_max);
     struct pd_imbalance off = measure(&made, NULL, law->world);
-    assert_int_equal(pd_balance_order(&b, made.packs, made.count, true, made.order), made.count);
+    assert_int_equal(pd_balance_order(&b, made.costs, made.count, true, made.order), made.count);
     struct pd_imbalance on = measure(&made, made.order, law->world);
     print_message("%s R=%u M=%u: max/mean per micro-step %.3f -> %.3f, per step %.3f -> %.3f\n",
                   law->name, law->world.dp_size, law->world.accum, (double)off.micro_ppm / 1e6,
@@ -379,10 +352,14 @@ static void test_laws(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks),     cmocka_unit_test(test_random),
-        cmocka_unit_test(test_prefix),     cmocka_unit_test(test_part_edges),
-        cmocka_unit_test(test_seed_moves_runs_only), cmocka_unit_test(test_worlds),
-        cmocka_unit_test(test_imbalance),  cmocka_unit_test(test_laws),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_steps_max),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_seed_moves_runs_only),
+        cmocka_unit_test(test_worlds),
+        cmocka_unit_test(test_imbalance),
+        cmocka_unit_test(test_laws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

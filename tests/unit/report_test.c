@@ -109,7 +109,7 @@ static void test_low_and_high(void **state)
     read_list("seed_low_padding");
     struct pd_report r = make(&options);
     assert_in_range(r.rows[PD_REPORT_EXACT].padding_before_ppm, 22500, 23499);
-    assert_in_range(r.varlen_linear_ppm, 22500, 23499); /* the padding rate itself */
+    assert_in_range(r.varlen_linear_ppm, 22500, 23499);   /* the padding rate itself */
     assert_int_equal(r.rows[PD_REPORT_EXACT].packs, 256); /* no two fit into one pack */
     assert_int_equal(r.lower_bound, 256);
     assert_false(r.pack);
