@@ -35,7 +35,7 @@ static struct pd_balance_part block_of(uint64_t step)
     return block;
 }
 
-struct pd_balance_part pd_balance_part_of(const struct pd_balance *balance, uint64_t step)
+struct pd_balance_part pd_balance_part_of(const struct pd_balance_rules *balance, uint64_t step)
 {
     struct pd_balance_part part = block_of(step);
     uint32_t steps_max = balance->steps_max;
@@ -96,7 +96,7 @@ static void place_runs(const uint32_t *runs, uint32_t steps, uint32_t step_packs
     }
 }
 
-void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_part *part,
+void pd_balance_sort(const struct pd_balance_rules *balance, const struct pd_balance_part *part,
                      const uint64_t *costs, uint32_t count, uint32_t *order)
 {
     uint32_t runs[PD_BALANCE_STEPS_MAX], step_packs = balance->step_packs;
@@ -110,8 +110,8 @@ void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_p
     place_runs(runs, steps, step_packs, order);
 }
 
-uint32_t pd_balance_order(const struct pd_balance *balance, const uint64_t *costs, uint32_t count,
-                          bool ended, uint32_t *order)
+uint32_t pd_balance_order(const struct pd_balance_rules *balance, const uint64_t *costs,
+                          uint32_t count, bool ended, uint32_t *order)
 {
     uint32_t put = 0;
     while (put < count) {

@@ -27,7 +27,7 @@
 #define PD_BALANCE_STEPS_MAX 16
 #define PD_BALANCE_STEP_PACKS_MAX (1u << 26)
 
-struct pd_balance {
+struct pd_balance_rules {
     uint64_t seed;
     uint32_t step_packs; /* P, 1 .. PD_BALANCE_STEP_PACKS_MAX */
     uint32_t steps_max;  /* of a part, 1 .. PD_BALANCE_STEPS_MAX */
@@ -43,18 +43,18 @@ struct pd_balance_part {
 /* steps_max: how many steps of P packs of pack_bytes (>= 1) block_bytes hold; at least one. */
 uint32_t pd_balance_steps_max(uint64_t block_bytes, uint64_t pack_bytes, uint32_t step_packs);
 
-struct pd_balance_part pd_balance_part_of(const struct pd_balance *balance, uint64_t step);
+struct pd_balance_part pd_balance_part_of(const struct pd_balance_rules *balance, uint64_t step);
 
 /* order[i], i < count: which of the part's packs (0 = its first) is entry i of its steps, step
  * after step. costs[i] is of the part's pack i. `count` is steps * P; less only where the feed ends
  * in this part: its whole steps are balanced, the packs left over make the last step. */
-void pd_balance_sort(const struct pd_balance *balance, const struct pd_balance_part *part,
+void pd_balance_sort(const struct pd_balance_rules *balance, const struct pd_balance_part *part,
                      const uint64_t *costs, uint32_t count, uint32_t *order);
 
 /* The same for all packs of a job: order[i] is entry i of its pack order. Packs of a part that is
  * not planned whole, and does not hold the end, are left out; returns how many were put. */
-uint32_t pd_balance_order(const struct pd_balance *balance, const uint64_t *costs, uint32_t count,
-                          bool ended, uint32_t *order);
+uint32_t pd_balance_order(const struct pd_balance_rules *balance, const uint64_t *costs,
+                          uint32_t count, bool ended, uint32_t *order);
 
 /* How equal the ranks of a world are: the mean over steps of the largest rank's cost over the mean
  * rank's, in parts per million (1,000,000 is equal work). costs[i] is entry i of the job's pack

@@ -433,7 +433,7 @@ static int compare_ranks(struct making *m)
     const struct costs *costs = &m->costs;
     uint32_t step_packs = world->dp_size * world->rows * world->accum;
     uint64_t pack_bytes = TOKEN_BYTES * (uint64_t)m->options->seq_len;
-    struct pd_balance balance = {
+    struct pd_balance_rules balance = {
         .seed = m->options->seed,
         .steps_max = pd_balance_steps_max(m->options->balance_bytes, pack_bytes, step_packs),
         .step_packs = step_packs};

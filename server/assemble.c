@@ -15,19 +15,22 @@
 #include "base/clock.h"
 #include "packer/layout.h"
 #include "server/serve_test.h"
+#include "server/step_order.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define ASSEMBLER_MAGIC 0x61736d62u
+#define ORDERS 4 /* jobs take turns: each finds its part still sorted */
 
 struct pd_assembler {
     uint32_t magic;
     bool open, measured;
     struct pd_log_reader *reader;
     struct pd_header *header;
-    struct pd_pack step_pack; /* scratch of pd_assembler_step */
-    struct pd_pack *packs;    /* of the batch's rows; row_capacity of them */
+    struct pd_pack step_pack;            /* scratch of pd_assembler_step */
+    struct pd_step_order orders[ORDERS]; /* of job j at j % ORDERS */
+    struct pd_pack *packs;               /* of the batch's rows; row_capacity of them */
     const struct pd_pack **rows;
     uint32_t row_capacity;
     struct pd_layout_rules rules;
@@ -69,6 +72,8 @@ void pd_assembler_free(struct pd_assembler *a)
     pd_log_reader_free(a->reader);
     pd_header_free(a->header);
     pd_pack_fini(&a->step_pack);
+    for (uint32_t i = 0; i < ORDERS; i++)
+        pd_step_order_fini(&a->orders[i]);
     for (uint32_t i = 0; i < a->row_capacity; i++)
         pd_pack_fini(&a->packs[i]);
     free(a->packs);
@@ -112,10 +117,10 @@ static struct pd_layout_rules rules_of(const struct pd_feed_config *feed)
     return rules;
 }
 
-static int read_pack(struct pd_assembler *a, const struct pd_assemble_order *order, uint64_t number,
-                     struct pd_pack *pack, struct pd_error *error)
+/* What reading pack `number` said, in words. */
+static int read_failed(const struct pd_assemble_order *order, uint64_t number, int rc,
+                       struct pd_error *error)
 {
-    int rc = pd_log_read_pack(a->reader, order->key.feed_index, number, pack);
     if (rc == PD_ENOTFOUND)
         return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
                             "pack %llu of step %llu of job %s is no longer in the log",
@@ -126,6 +131,30 @@ static int read_pack(struct pd_assembler *a, const struct pd_assemble_order *ord
                             "pack %llu of feed %s cannot be read: %s", (unsigned long long)number,
                             order->feed->name, pd_err_text(rc));
     return 0;
+}
+
+static struct pd_step_order *order_at(struct pd_assembler *a, const struct pd_assemble_order *order)
+{
+    return &a->orders[order->key.job_id % ORDERS];
+}
+
+/* Makes the order of the step's packs known to read_entry. */
+static int load_order(struct pd_assembler *a, const struct pd_assemble_order *order,
+                      struct pd_error *error)
+{
+    uint64_t failed;
+    int rc = pd_step_order_load(order_at(a, order), a->reader, order->key.feed_index, &order->steps,
+                                &order->place, &failed);
+    return read_failed(order, failed, rc, error);
+}
+
+/* The pack that is entry `entry` of the step. */
+static int read_entry(struct pd_assembler *a, const struct pd_assemble_order *order, uint32_t entry,
+                      struct pd_pack *pack, struct pd_error *error)
+{
+    uint64_t number = pd_step_order_pack(order_at(a, order), &order->place, entry);
+    int rc = pd_log_read_pack(a->reader, order->key.feed_index, number, pack);
+    return read_failed(order, number, rc, error);
 }
 
 /* ---- a step: totals over all its packs ---- */
@@ -157,15 +186,17 @@ static void group_add(struct group *group, const struct pd_pack *pack)
         group->widest_slots = pack->used_slots;
 }
 
+/* Of all packs that the step was chosen from. */
 static int step_plan_facts(struct pd_assembler *a, const struct pd_assemble_order *order,
                            struct pd_step_facts *facts, struct pd_error *error)
 {
     uint32_t feed = order->key.feed_index;
     struct pd_plan_facts first, last;
-    int rc = pd_log_read_plan_facts(a->reader, feed, order->first_pack, &first);
+    uint64_t first_pack = order->place.part_first_pack;
+    uint64_t last_pack = first_pack + order->place.part_pack_count - 1;
+    int rc = pd_log_read_plan_facts(a->reader, feed, first_pack, &first);
     if (rc == 0)
-        rc = pd_log_read_plan_facts(a->reader, feed, order->first_pack + order->pack_count - 1,
-                                    &last);
+        rc = pd_log_read_plan_facts(a->reader, feed, last_pack, &last);
     if (rc != 0)
         return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
                             "the plan facts of step %llu of job %s cannot be read: %s",
@@ -181,13 +212,15 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
                       struct pd_step_facts *facts, struct pd_error *error)
 {
     PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
-    PD_CHECK(a->open && order->pack_count >= 1 && order->pack_count <= order->spec->step_packs);
+    uint32_t pack_count = order->place.pack_count;
+    PD_CHECK(a->open && pack_count >= 1 && pack_count <= order->spec->step_packs);
     struct pd_layout_rules rules = rules_of(order->feed);
     struct group group = {0};
     *facts = (struct pd_step_facts){0};
-    for (uint32_t j = 0; j < order->spec->step_packs; j++) {
-        struct pd_pack *pack = j < order->pack_count ? &a->step_pack : NULL;
-        int rc = pack ? read_pack(a, order, order->first_pack + j, pack, error) : 0;
+    int rc = load_order(a, order, error);
+    for (uint32_t j = 0; rc == 0 && j < order->spec->step_packs; j++) {
+        struct pd_pack *pack = j < pack_count ? &a->step_pack : NULL;
+        rc = pack ? read_entry(a, order, j, pack, error) : 0;
         if (rc != 0)
             return rc;
         group_add(&group, pack);
@@ -200,7 +233,7 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
         if (j + 1 == order->spec->step_packs || (batch_ends && rules.width != PD_WIDTH_STEP))
             group_close(&group, &rules, &facts->totals);
     }
-    return step_plan_facts(a, order, facts, error);
+    return rc == 0 ? step_plan_facts(a, order, facts, error) : rc;
 }
 
 /* ---- a batch: its packs, its shape, its sample table ---- */
@@ -228,17 +261,17 @@ static int rows_read(struct pd_assembler *a, const struct pd_assemble_order *ord
     const struct pd_job_spec *spec = order->spec;
     if (rows_reserve(a, spec->rows) != 0)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows", spec->rows);
-    uint64_t entry = ((uint64_t)order->key.micro * spec->dp_size + order->key.dp_rank) * spec->rows;
-    for (uint32_t row = 0; row < spec->rows; row++, entry++) {
+    uint32_t entry = (order->key.micro * spec->dp_size + order->key.dp_rank) * spec->rows;
+    int rc = load_order(a, order, error);
+    for (uint32_t row = 0; rc == 0 && row < spec->rows; row++, entry++) {
         a->rows[row] = NULL;
-        if (entry >= order->pack_count)
+        if (entry >= order->place.pack_count)
             continue;
-        int rc = read_pack(a, order, order->first_pack + entry, &a->packs[row], error);
-        if (rc != 0)
-            return rc;
-        a->rows[row] = &a->packs[row];
+        rc = read_entry(a, order, entry, &a->packs[row], error);
+        if (rc == 0)
+            a->rows[row] = &a->packs[row];
     }
-    return 0;
+    return rc;
 }
 
 static uint32_t rows_widest(const struct pd_assembler *a, uint32_t rows)

@@ -12,6 +12,7 @@
 #include "packer/check.h"
 #include "server/config.h"
 #include "server/header.h"
+#include "server/job_steps.h"
 #include "server/serve.h"
 
 /* Which batch, and where its step lies in the plan. Borrowed during the call. */
@@ -19,9 +20,8 @@ struct pd_assemble_order {
     const struct pd_feed_config *feed;
     const struct pd_job_spec *spec;
     struct pd_batch_key key;
-    uint64_t first_pack; /* of the step */
-    uint32_t
-        pack_count; /* of the step: P, or fewer in the last one, which rows of padding complete */
+    struct pd_job_steps steps;
+    struct pd_step_place place;
 };
 
 /* What all batches of a step share; a function of the plan alone. */

@@ -186,8 +186,6 @@ static int check_shape(const struct pd_feed_config *feed, struct pd_error *error
 
 static int check_offered(const struct pd_feed_config *feed, struct pd_error *error)
 {
-    if (feed->balance == PD_BALANCE_COST)
-        return not_offered(error, "balance: cost", "balance: off");
     if (feed->drop_views_count > 0)
         return not_offered(error, "drop_views", "drop_views: {}");
     return 0;

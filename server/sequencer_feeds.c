@@ -99,6 +99,10 @@ void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *
     put_setting(buf, "max_patches", "%u", rules->patches_max);
     put_setting(buf, "seed", "%" PRIu64, rules->seed);
     put_setting(buf, "epochs", "%u", config->epochs);
+    if (config->balance == PD_BALANCE_COST)
+        put_setting(buf, "balance", "cost, %" PRIu64 " bytes", config->balance_bytes);
+    else
+        put_setting(buf, "balance", "off");
     put_setting(buf, "last_step", "%s", config->last_step == PD_LAST_STEP_DROP ? "drop" : "pad");
     put_layout(buf, &config->layout);
     put_sources(buf, config);
@@ -412,10 +416,11 @@ static uint64_t waited_pack(const struct pd_seq_feed *feed)
         const struct pd_seq_job *job = feed->jobs[i];
         if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
             continue;
+        struct pd_job_steps steps = pd_seq_job_steps(feed, job);
         uint64_t step = job->delivered;
         if (!job->delivered_known && feed->packs > job->first_pack)
-            step = (feed->packs - job->first_pack) / job->spec.step_packs;
-        uint64_t end = job->first_pack + (step + 1) * job->spec.step_packs;
+            step = pd_job_steps_planned(&steps, feed->packs, false);
+        uint64_t end = pd_job_step_end(&steps, step);
         if (end > feed->packs && (earliest == 0 || end < earliest))
             earliest = end;
     }

@@ -13,6 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+struct pd_job_steps pd_seq_job_steps(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+{
+    return (struct pd_job_steps){
+        .config = feed->config, .first_pack = job->first_pack, .step_packs = job->spec.step_packs};
+}
+
 static struct pd_seq_job *job_find(const struct pd_seq_feed *feed, const char *name)
 {
     for (uint32_t i = 0; i < feed->job_count; i++)
@@ -84,6 +90,11 @@ static int check_feed_allows(const struct pd_sequencer *seq, const struct pd_seq
                             "seg_align %u; set seg_align "
                             "to a multiple of it",
                             spec->name, spec->segment_multiple, feed->name, align);
+    if (feed->config->balance == PD_BALANCE_COST && spec->step_packs > PD_BALANCED_STEP_PACKS_MAX)
+        return pd_error_set(error, PD_ELIMIT, "STEP_TOO_LARGE",
+                            "job '%s': a step of %u packs, feed '%s' balances steps of up to %u; "
+                            "use fewer packs a step or balance: off",
+                            spec->name, spec->step_packs, feed->name, PD_BALANCED_STEP_PACKS_MAX);
     uint64_t bytes = pd_layout_payload_max(&feed->config->layout, spec->rows);
     if (bytes > seq->config->memory_batches_bytes / 2)
         return pd_error_set(

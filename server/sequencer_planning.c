@@ -250,21 +250,32 @@ static uint64_t job_pack(const struct pd_seq_feed *feed, const struct pd_seq_job
     uint64_t pack = job->first_pack + job->delivered * job->spec.step_packs + ahead;
     if (job->delivered_known || feed->loaded_packs < job->first_pack)
         return pack;
-    uint64_t whole = (feed->loaded_packs - job->first_pack) / job->spec.step_packs;
-    uint64_t floor = job->first_pack + (whole + 2) * job->spec.step_packs;
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    uint64_t whole = pd_job_steps_planned(&steps, feed->loaded_packs, false);
+    uint64_t floor = pd_job_step_end(&steps, whole + 1);
     return floor > pack ? floor : pack;
+}
+
+/* Packs of two steps and, with balance, of a block of them: the step behind the one delivered last
+ * is then always within reach, and the next one. */
+static uint64_t least_ahead(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+{
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    uint32_t together = pd_job_steps_together(&steps);
+    return (uint64_t)(together > 1 ? together + 2 : 2) * job->spec.step_packs;
 }
 
 uint64_t pd_seq_horizon(const struct pd_seq_feed *feed)
 {
-    uint64_t step_packs_max = 1;
-    for (uint32_t i = 0; i < feed->job_count; i++)
-        if (!feed->jobs[i]->deleted && feed->jobs[i]->spec.step_packs > step_packs_max)
-            step_packs_max = feed->jobs[i]->spec.step_packs;
     uint64_t ahead =
         feed->config->plan_ahead_bytes / ((uint64_t)feed->config->rules.seq_len * POSITION_BYTES);
-    if (ahead < 2 * step_packs_max)
-        ahead = 2 * step_packs_max;
+    if (ahead < 2)
+        ahead = 2;
+    for (uint32_t i = 0; i < feed->job_count; i++) {
+        const struct pd_seq_job *job = feed->jobs[i];
+        if (!job->deleted && ahead < least_ahead(feed, job))
+            ahead = least_ahead(feed, job);
+    }
     uint64_t horizon = ahead;
     for (uint32_t i = 0; i < feed->job_count; i++) {
         const struct pd_seq_job *job = feed->jobs[i];

@@ -16,6 +16,7 @@
 #ifndef PD_SERVER_SEQUENCER_STATE_H
 #define PD_SERVER_SEQUENCER_STATE_H
 
+#include "server/job_steps.h"
 #include "server/log_writer.h"
 #include "server/sequencer.h"
 
@@ -217,6 +218,8 @@ int pd_seq_feed_check_end(struct pd_sequencer *seq, struct pd_seq_feed *feed, ui
 int pd_seq_feeds_idle(struct pd_sequencer *seq, uint64_t now_ns);
 
 /* ---- sequencer_jobs.c ---- */
+
+struct pd_job_steps pd_seq_job_steps(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 
 int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *request);
 int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);

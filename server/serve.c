@@ -511,8 +511,9 @@ void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges)
     pthread_mutex_unlock(&serve->lock);
 }
 
-static int step_packs_locked(struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step,
-                             uint64_t *first_pack, uint32_t *pack_count, struct pd_error *error)
+static int step_place_locked(struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step,
+                             struct pd_job_steps *steps, struct pd_step_place *place,
+                             struct pd_error *error)
 {
     const char *name = job->info.spec.name;
     if (step < job->info.lowest_step)
@@ -527,19 +528,20 @@ static int step_packs_locked(struct pd_serve *serve, const struct pd_serve_job *
         return pd_error_set(error, PD_EAGAIN, "NOT_PLANNED",
                             "step %llu of job %s is not planned yet", (unsigned long long)step,
                             name);
-    *first_pack = job->info.first_pack + step * job->info.spec.step_packs;
-    *pack_count = pd_job_step_packs(serve, job, step);
+    *steps = pd_job_steps_of(serve, job);
+    *place = pd_job_place(serve, job, step);
     return 0;
 }
 
-int pd_serve_step_packs(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
-                        uint64_t *first_pack, uint32_t *pack_count, struct pd_error *error)
+int pd_serve_step_place(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
+                        struct pd_job_steps *steps, struct pd_step_place *place,
+                        struct pd_error *error)
 {
     PD_MAGIC_CHECK(serve, SERVE_MAGIC);
     pthread_mutex_lock(&serve->lock);
     struct pd_serve_job *job = pd_job_find(serve, feed_index, job_id);
     int rc =
-        job ? step_packs_locked(serve, job, step, first_pack, pack_count, error)
+        job ? step_place_locked(serve, job, step, steps, place, error)
             : pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "there is no job number %u", job_id);
     pthread_mutex_unlock(&serve->lock);
     return rc;

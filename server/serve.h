@@ -19,6 +19,7 @@
 #include "packer/batch.h"
 #include "packer/check.h"
 #include "server/config.h"
+#include "server/job_steps.h"
 #include "server/log.h"
 
 enum pd_arrays { PD_ARRAYS_ALL, PD_ARRAYS_CORE };
@@ -33,7 +34,7 @@ struct pd_job_spec {
     enum pd_job_kind kind;
 };
 
-/* A job as serve knows it. Step k of the job is packs first_pack + k*P ... + (k+1)*P - 1. */
+/* A job as serve knows it; job_steps.h says which packs make step k. */
 struct pd_job_info {
     uint32_t feed_index, job_id;
     struct pd_job_spec spec;
@@ -169,8 +170,10 @@ struct pd_serve_gauges {
 };
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);
 
-/* The packs of a job's step (for Explain): number of packs and the first one. PD_ENOTFOUND, PD_ERANGE, PD_EAGAIN (not planned yet). */
-int pd_serve_step_packs(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
-                        uint64_t *first_pack, uint32_t *pack_count, struct pd_error *error) PD_MUST_CHECK;
+/* Where a job's step lies in the plan, for Explain. PD_ENOTFOUND, PD_ERANGE, PD_EAGAIN (not planned
+ * yet). */
+int pd_serve_step_place(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
+                        struct pd_job_steps *steps, struct pd_step_place *place,
+                        struct pd_error *error) PD_MUST_CHECK;
 
 #endif

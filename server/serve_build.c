@@ -68,8 +68,8 @@ static void task_take(struct pd_serve *serve, struct pd_entry *entry, struct tas
         .feed = serve->feeds[job->info.feed_index].config,
         .spec = &task->spec,
         .key = entry->key,
-        .first_pack = job->info.first_pack + step * job->info.spec.step_packs,
-        .pack_count = pd_job_step_packs(serve, job, step),
+        .steps = pd_job_steps_of(serve, job),
+        .place = pd_job_place(serve, job, step),
     };
     if (task->facts_known)
         task->facts = entry->step->facts;
@@ -267,7 +267,7 @@ static void publish(struct pd_serve *serve, struct task *task, struct pd_box *bo
     box->serve = serve;
     box->entry = entry;
     box->bytes = entry->bytes;
-    box->full_step = task->order.pack_count == task->spec.step_packs;
+    box->full_step = task->order.place.pack_count == task->spec.step_packs;
     box->ready.builds = task->builds;
     box->ready.built_unix_ns = pd_clock_wall_ns();
     if (entry->in_slot) {

@@ -170,9 +170,10 @@ void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_a
 void pd_job_unref(struct pd_serve_job *job);
 /* Takes the feed's progress over: sets steps_planned. */
 void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job);
-/* Packs of a planned step: P, or fewer in a padded last one. */
-uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,
-                           uint64_t step);
+struct pd_job_steps pd_job_steps_of(const struct pd_serve *serve, const struct pd_serve_job *job);
+/* Where a planned step lies in the plan. */
+struct pd_step_place pd_job_place(const struct pd_serve *serve, const struct pd_serve_job *job,
+                                  uint64_t step);
 
 /* Sets the size of the job's slot anew: its largest payload with the usual header, or a batch of
  * `measured_bytes` where that is larger. */

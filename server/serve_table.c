@@ -127,17 +127,19 @@ void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_a
     pd_job_unref(job);
 }
 
+struct pd_job_steps pd_job_steps_of(const struct pd_serve *serve, const struct pd_serve_job *job)
+{
+    return (struct pd_job_steps){.config = serve->feeds[job->info.feed_index].config,
+                                 .first_pack = job->info.first_pack,
+                                 .step_packs = job->info.spec.step_packs};
+}
+
 void pd_job_plan(struct pd_serve *serve, struct pd_serve_job *job)
 {
     const struct pd_serve_feed *feed = &serve->feeds[job->info.feed_index];
-    uint64_t first = job->info.first_pack;
-    uint64_t packs =
-        feed->progress.packs_planned > first ? feed->progress.packs_planned - first : 0;
-    uint32_t step_packs = job->info.spec.step_packs;
-    job->steps_planned = packs / step_packs;
-    if (feed->progress.ended && packs % step_packs != 0 &&
-        feed->config->last_step == PD_LAST_STEP_PAD)
-        job->steps_planned++;
+    struct pd_job_steps steps = pd_job_steps_of(serve, job);
+    job->steps_planned =
+        pd_job_steps_planned(&steps, feed->progress.packs_planned, feed->progress.ended);
 }
 
 void pd_job_slot(const struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes)
@@ -148,13 +150,13 @@ void pd_job_slot(const struct pd_serve *serve, struct pd_serve_job *job, uint64_
     job->slot_bytes = measured_bytes > usual ? measured_bytes : usual;
 }
 
-uint32_t pd_job_step_packs(const struct pd_serve *serve, const struct pd_serve_job *job,
-                           uint64_t step)
+struct pd_step_place pd_job_place(const struct pd_serve *serve, const struct pd_serve_job *job,
+                                  uint64_t step)
 {
     PD_CHECK(step < job->steps_planned);
-    uint64_t begin = job->info.first_pack + step * job->info.spec.step_packs;
-    uint64_t left = serve->feeds[job->info.feed_index].progress.packs_planned - begin;
-    return left < job->info.spec.step_packs ? (uint32_t)left : job->info.spec.step_packs;
+    struct pd_job_steps steps = pd_job_steps_of(serve, job);
+    return pd_job_step_place(&steps, serve->feeds[job->info.feed_index].progress.packs_planned,
+                             step);
 }
 
 /* ---- steps ---- */

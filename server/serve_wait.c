@@ -46,14 +46,13 @@ static enum pd_wait_reason plan_reason(const struct pd_serve_feed *feed,
     return PD_WAIT_SAMPLES;
 }
 
-static void wait_for_plan(const struct pd_serve_feed *feed, const struct pd_serve_job *job,
+static void wait_for_plan(const struct pd_serve *serve, const struct pd_serve_job *job,
                           uint64_t step, struct pd_wait_info *info)
 {
+    const struct pd_serve_feed *feed = &serve->feeds[job->info.feed_index];
     const struct pd_feed_progress *progress = &feed->progress;
-    uint64_t end;
-    if (__builtin_mul_overflow(step + 1, (uint64_t)job->info.spec.step_packs, &end) ||
-        __builtin_add_overflow(end, job->info.first_pack, &end))
-        end = UINT64_MAX;
+    struct pd_job_steps steps = pd_job_steps_of(serve, job);
+    uint64_t end = pd_job_step_end(&steps, step);
     info->packs_missing = end > progress->packs_planned ? end - progress->packs_planned : 0;
     info->reason = plan_reason(feed, job);
     info->since_ns = progress->waiting_since_ns;
@@ -76,5 +75,5 @@ void pd_wait_fill(const struct pd_serve *serve, const struct pd_serve_job *job,
     else if (step < job->steps_planned)
         wait_for_build(entry, info);
     else if (!feed->progress.ended)
-        wait_for_plan(feed, job, step, info);
+        wait_for_plan(serve, job, step, info);
 }

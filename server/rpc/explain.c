@@ -6,6 +6,7 @@
 #include "server/rpc/arena.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/waiting.h"
+#include "server/step_order.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,6 +22,8 @@ struct explanation {
     const struct pd_job_status *job;
     const struct pd_feed_config *feed;
     uint32_t feed_index;
+    struct pd_job_steps steps;
+    struct pd_step_place place; /* of the step, once it is planned */
     Packd__V1__ExplainResponse response;
     size_t samples;
     struct pd_totals totals; /* of the packs so far; attention_cost is the sum of n*n */
@@ -115,7 +118,7 @@ static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t ent
 }
 
 /* The packs of the step from the first entry asked for on, as far as an answer goes. */
-static int explain_packs(struct explanation *of, uint64_t first_pack, uint32_t pack_count)
+static int explain_packs(struct explanation *of, const struct pd_step_order *order)
 {
     uint32_t step_packs = of->job->spec.step_packs;
     uint32_t limit = of->wire->max_entries ? of->wire->max_entries : UINT32_MAX;
@@ -128,12 +131,13 @@ static int explain_packs(struct explanation *of, uint64_t first_pack, uint32_t p
     for (uint32_t entry = of->wire->first_entry;
          entry < step_packs && of->response.n_packs < limit && of->samples < EXPLAIN_SAMPLES_MAX;
          entry++) {
-        if (entry < pack_count)
-            rc = pd_log_read_pack(of->reader, of->feed_index, first_pack + entry, &pack);
+        bool there = entry < of->place.pack_count;
+        if (there)
+            rc = pd_log_read_pack(of->reader, of->feed_index,
+                                  pd_step_order_pack(order, &of->place, entry), &pack);
         if (rc != 0)
             break;
-        of->response.packs[of->response.n_packs++] =
-            explain_pack(of, entry, entry < pack_count ? &pack : NULL);
+        of->response.packs[of->response.n_packs++] = explain_pack(of, entry, there ? &pack : NULL);
     }
     pd_pack_fini(&pack);
     return rc;
@@ -178,8 +182,24 @@ static void explain_facts(struct explanation *of, uint64_t last_pack)
     of->response.planner_version = facts.planner_version;
 }
 
-static int explain_planned(struct pd_call *call, struct explanation *of, uint64_t first_pack,
-                           uint32_t pack_count)
+/* Everything that is read from the log, in one transaction. */
+static int explain_from_log(struct explanation *of)
+{
+    struct pd_step_order order = {0};
+    uint64_t failed;
+    int rc =
+        pd_step_order_load(&order, of->reader, of->feed_index, &of->steps, &of->place, &failed);
+    if (rc == 0)
+        rc = explain_packs(of, &order);
+    if (rc == 0)
+        explain_totals(of);
+    if (rc == 0)
+        explain_facts(of, of->place.part_first_pack + of->place.part_pack_count - 1);
+    pd_step_order_fini(&order);
+    return rc;
+}
+
+static int explain_planned(struct pd_call *call, struct explanation *of)
 {
     struct pd_rpc_thread *thread = call->thread;
     uint64_t step = of->wire->step;
@@ -194,11 +214,9 @@ static int explain_planned(struct pd_call *call, struct explanation *of, uint64_
         rc = pd_log_reader_begin(of->reader);
     if (rc != 0)
         return rc;
-    rc = explain_packs(of, first_pack, pack_count);
-    if (rc == 0)
-        explain_totals(of);
-    if (rc == 0 && pack_count > 0)
-        explain_facts(of, first_pack + pack_count - 1);
+    of->response.balance_block = of->place.part.block;
+    of->response.balance_steps = of->place.part.steps;
+    rc = explain_from_log(of);
     pd_log_reader_end(of->reader);
     return rc;
 }
@@ -228,19 +246,17 @@ static void explain_absent(struct explanation *of, int rc, const struct pd_error
 static void answer_explain(struct pd_call *call, struct explanation *of)
 {
     struct pd_error error = {0};
-    uint64_t first_pack = 0;
-    uint32_t pack_count = 0;
 
     packd__v1__explain_response__init(&of->response);
-    int rc = pd_serve_step_packs(of->rpc->options.serve, of->feed_index, of->job->job_id,
-                                 of->wire->step, &first_pack, &pack_count, &error);
+    int rc = pd_serve_step_place(of->rpc->options.serve, of->feed_index, of->job->job_id,
+                                 of->wire->step, &of->steps, &of->place, &error);
     if (rc == PD_ENOTFOUND) {
         pd_call_fail(call, &error);
         return;
     }
     if (rc != 0)
         explain_absent(of, rc, &error);
-    else if ((rc = explain_planned(call, of, first_pack, pack_count)) != 0) {
+    else if ((rc = explain_planned(call, of)) != 0) {
         (void)pd_call_fail_with(call, rc, "CHECKSUM",
                                 "the packs of step %" PRIu64 " cannot be read from the log: %s",
                                 of->wire->step, pd_err_text(rc));

@@ -36,13 +36,11 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
                      const struct pd_feed_status *feed, const struct pd_job_status *job,
                      const struct pd_feed_config *config)
 {
-    uint64_t packs =
-        feed->packs_planned > job->first_pack ? feed->packs_planned - job->first_pack : 0;
-    uint64_t step_packs = job->spec.step_packs;
-    uint64_t planned = step_packs ? packs / step_packs : 0;
+    struct pd_job_steps steps = {
+        .config = config, .first_pack = job->first_pack, .step_packs = job->spec.step_packs};
+    uint64_t planned =
+        steps.step_packs ? pd_job_steps_planned(&steps, feed->packs_planned, feed->ended) : 0;
 
-    if (feed->ended && step_packs && config->last_step == PD_LAST_STEP_PAD)
-        planned = (packs + step_packs - 1) / step_packs;
     packd__v1__job_status__init(out);
     out->spec = pd_arena_take(&report->arena, sizeof(*out->spec));
     pd_job_spec_fill(out->spec, &job->spec, config);
@@ -53,7 +51,7 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->committed_step = (int64_t)job->committed - 1;
     out->lag_steps = planned > job->delivered ? planned - job->delivered : 0;
     out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
-    out->started = step_packs != 0;
+    out->started = steps.step_packs != 0;
 }
 
 static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,

@@ -54,8 +54,11 @@ static struct pd_assemble_order order_of(const struct bench *b, uint64_t step, u
         .feed = &b->feed,
         .spec = &b->spec,
         .key = {.generation = 1, .step = step, .micro = micro, .dp_rank = dp_rank},
-        .first_pack = first,
-        .pack_count = left < b->spec.step_packs ? left : b->spec.step_packs,
+        .steps = {.config = &b->feed, .step_packs = b->spec.step_packs},
+        .place = {.first_pack = first,
+                  .pack_count = left < b->spec.step_packs ? left : b->spec.step_packs,
+                  .part_first_pack = first,
+                  .part_pack_count = left < b->spec.step_packs ? left : b->spec.step_packs},
     };
 }
 
@@ -145,7 +148,8 @@ static uint64_t step_check(struct bench *b, uint64_t step)
             positions += (uint64_t)m->rows * m->width;
             for (uint32_t i = 0; i < m->rows; i++) {
                 uint64_t entry = ((uint64_t)micro * b->spec.dp_size + rank) * b->spec.rows + i;
-                int64_t want = entry < order.pack_count ? (int64_t)(order.first_pack + entry) : -1;
+                bool there = entry < order.place.pack_count;
+                int64_t want = there ? (int64_t)(order.place.first_pack + entry) : -1;
                 assert_int_equal(m->packs[i], want);
             }
             if (last)

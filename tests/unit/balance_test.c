@@ -12,9 +12,10 @@
 
 #include <cmocka.h>
 
-static struct pd_balance balance_of(uint64_t seed, uint32_t step_packs, uint32_t steps_max)
+static struct pd_balance_rules balance_of(uint64_t seed, uint32_t step_packs, uint32_t steps_max)
 {
-    return (struct pd_balance){.seed = seed, .step_packs = step_packs, .steps_max = steps_max};
+    return (struct pd_balance_rules){
+        .seed = seed, .step_packs = step_packs, .steps_max = steps_max};
 }
 
 /* Blocks of 1, 1, 2, 4, 8, 16, 16, ... steps, each cut into parts of at most steps_max. */
@@ -23,7 +24,7 @@ static void test_parts(void **state)
     const uint32_t sizes[] = {1, 1, 2, 4, 8, 16, 16, 16};
     (void)state;
     for (uint32_t most = 1; most <= PD_BALANCE_STEPS_MAX; most++) {
-        struct pd_balance b = balance_of(0, 3, most);
+        struct pd_balance_rules b = balance_of(0, 3, most);
         uint64_t step = 0;
         for (uint64_t block = 0; block < 300; block++) {
             uint32_t left = sizes[block < 7 ? block : 7];
@@ -100,7 +101,7 @@ static void assert_runs(const struct made *made, uint32_t first, uint32_t count,
     }
 }
 
-static void assert_parts(const struct pd_balance *b, const struct made *made)
+static void assert_parts(const struct pd_balance_rules *b, const struct made *made)
 {
     uint32_t at = 0;
     while (at < made->count) {
@@ -121,8 +122,8 @@ static void test_random(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 300; seed++) {
         struct feed_random random = {seed};
-        struct pd_balance b = balance_of(seed, 1 + (uint32_t)(feed_random(&random) % 9),
-                                         1 + (uint32_t)(feed_random(&random) % 16));
+        struct pd_balance_rules b = balance_of(seed, 1 + (uint32_t)(feed_random(&random) % 9),
+                                               1 + (uint32_t)(feed_random(&random) % 16));
         struct made made = make(&random, (uint32_t)(feed_random(&random) % 600));
         uint8_t *seen = calloc(made.count + 1, 1);
         assert_non_null(seen);
@@ -145,8 +146,8 @@ static void test_prefix(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         struct feed_random random = {seed};
-        struct pd_balance b = balance_of(7, 1 + (uint32_t)(feed_random(&random) % 4),
-                                         1 + (uint32_t)(feed_random(&random) % 16));
+        struct pd_balance_rules b = balance_of(7, 1 + (uint32_t)(feed_random(&random) % 4),
+                                               1 + (uint32_t)(feed_random(&random) % 16));
         struct made made = make(&random, 200);
         uint32_t *early = calloc(made.count, sizeof *early), last = 0;
         assert_non_null(early);
@@ -168,7 +169,7 @@ static void test_seed_moves_runs_only(void **state)
     struct feed_random random = {99};
     struct made made = make(&random, 48 * 4);
     uint32_t *other = calloc(made.count, sizeof *other), moved = 0;
-    struct pd_balance b = balance_of(1, 4, 16);
+    struct pd_balance_rules b = balance_of(1, 4, 16);
     (void)state;
     assert_non_null(other);
     pd_balance_order(&b, made.costs, made.count, true, made.order);
@@ -193,7 +194,7 @@ static void test_worlds(void **state)
     const struct pd_world worlds[] = {{8, 1, 1}, {2, 2, 2}, {4, 1, 2}, {1, 8, 1}, {1, 1, 8}};
     struct feed_random random = {5};
     struct made made = make(&random, 64 * 8);
-    struct pd_balance b = balance_of(3, 8, 16);
+    struct pd_balance_rules b = balance_of(3, 8, 16);
     uint64_t costs[64 * 8];
     (void)state;
     pd_balance_order(&b, made.costs, made.count, true, made.order);
@@ -315,7 +316,7 @@ static void check_law(const struct law *law)
     uint32_t step_packs = law->world.dp_size * law->world.rows * law->world.accum;
     struct made made = plan_law(law, MICRO_STEPS * law->world.dp_size * law->world.rows);
     uint32_t steps_max = pd_balance_steps_max(1ull << 30, 4ull * law->seq_len, step_packs);
-    struct pd_balance b = balance_of(1, step_packs, steps_max);
+    struct pd_balance_rules b = balance_of(1, step_packs, steps_max);
     struct pd_imbalance off = measure(&made, NULL, law->world);
     assert_int_equal(pd_balance_order(&b, made.costs, made.count, true, made.order), made.count);
     struct pd_imbalance on = measure(&made, made.order, law->world);

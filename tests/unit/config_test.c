@@ -298,8 +298,7 @@ static void test_sample_limit(void **state)
 static void test_not_offered(void **state)
 {
     (void)state;
-    refused("feeds: [{balance: cost}]\n", PD_EUNSUPPORTED,
-            "feeds[0] (default): balance: cost is not offered");
+    accepted("feeds: [{balance: cost}]\n");
     refused("feeds: [{drop_views: {libero: [right_wrist]}}]\n", PD_EUNSUPPORTED, "drop_views");
     accepted("validate: {backend: cuda}\n");
     refused("validate: {on_violation: skip_step}\n", PD_EUNSUPPORTED, "use stop");

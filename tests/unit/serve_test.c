@@ -311,16 +311,14 @@ static void test_first_pack(void **state)
     b.job.first_pack = 6;
     b.job.generation = 2;
     pd_serve_job_opened(b.serve, &b.job);
-    uint64_t first_pack;
-    uint32_t pack_count;
+    struct pd_job_steps steps;
+    struct pd_step_place place;
     struct pd_error error;
-    assert_int_equal(pd_serve_step_packs(b.serve, 0, 7, 1, &first_pack, &pack_count, &error), 0);
-    assert_int_equal(first_pack, 10);
-    assert_int_equal(pack_count, 1);
-    assert_int_equal(pd_serve_step_packs(b.serve, 0, 7, 2, &first_pack, &pack_count, &error),
-                     PD_ERANGE);
-    assert_int_equal(pd_serve_step_packs(b.serve, 0, 8, 2, &first_pack, &pack_count, &error),
-                     PD_ENOTFOUND);
+    assert_int_equal(pd_serve_step_place(b.serve, 0, 7, 1, &steps, &place, &error), 0);
+    assert_int_equal(place.first_pack, 10);
+    assert_int_equal(place.pack_count, 1);
+    assert_int_equal(pd_serve_step_place(b.serve, 0, 7, 2, &steps, &place, &error), PD_ERANGE);
+    assert_int_equal(pd_serve_step_place(b.serve, 0, 8, 2, &steps, &place, &error), PD_ENOTFOUND);
     check_end(&b, 2);
     serve_bench_fini(&b);
 }
