@@ -13,7 +13,7 @@
 #include "server/config.h"
 
 /* With balance: cost, a job's P is at most this: the packs of a part are sorted in memory. */
-#define PD_BALANCED_STEP_PACKS_MAX 65536u
+#define PD_BALANCED_STEP_PACKS_MAX 16384u
 
 struct pd_job_steps {
     const struct pd_feed_config *config; /* borrowed */

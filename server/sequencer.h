@@ -88,8 +88,9 @@ struct pd_request_end_feed {
 
 /* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
  * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
- * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, TOO_MANY_JOBS; PD_EMISMATCH
- * REGROUP (another step_packs); PD_EINVAL BAD_NAME, BAD_RANGE; PD_ENOTFOUND UNKNOWN_FEED. */
+ * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, STEP_TOO_LARGE,
+ * TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs); PD_EINVAL BAD_NAME, BAD_RANGE;
+ * PD_ENOTFOUND UNKNOWN_FEED. */
 struct pd_request_open_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];

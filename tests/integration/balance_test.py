@@ -3,6 +3,8 @@
 import random
 import unittest
 
+import grpc
+
 import harness
 import peer
 from peer import pb
@@ -187,6 +189,13 @@ class BalanceTest(unittest.TestCase):
         with harness.Daemon(feeds=[{**BALANCED, "window": 1, "plan_ahead": "1KiB"}]) as packd:
             source.push(packd.address, len(source.samples), end=True)
             self.assertEqual(len(fetch(packd.address, 1, 8, 1, "a", "w")), 64)
+
+    def test_steps_too_large_to_sort_are_refused(self):
+        with harness.Daemon(feeds=[{**BALANCED, "seq_len": 16}]) as packd:
+            with self.assertRaises(grpc.RpcError) as raised:
+                peer.open_job(packd.address, job="a", dp_size=16385)
+            self.assertEqual(peer.error_detail(raised.exception).reason, "STEP_TOO_LARGE")
+            peer.open_job(packd.address, job="a", dp_size=16384)
 
     def test_the_switch_is_fixed(self):
         samples = random_samples(self.rng, 300)
