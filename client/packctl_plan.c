@@ -21,11 +21,26 @@
 #define LENGTH_MOST 2147483647u
 #define LINE_SHOWN 40
 #define PROGRESS_NS UINT64_C(200000000)
+#define PROGRESS_SAMPLES 256
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
+/* True a few times a second, where progress is shown at all. */
+static bool progress_due(struct ctl_plan *plan)
+{
+    uint64_t now = pd_clock_mono_ns();
+    if (!plan->ctl->progress || now - plan->shown_ns < PROGRESS_NS)
+        return false;
+    plan->shown_ns = now;
+    return true;
+}
+
 static int add_length(struct ctl_plan *plan, uint64_t length)
 {
+    char samples[32];
+    if (plan->count % PROGRESS_SAMPLES == 0 && progress_due(plan))
+        ctl_progress(plan->ctl, "reading: %s samples",
+                     pd_units_format_count(plan->count, samples, sizeof samples));
     if (length == 0) {
         plan->empty++;
         return CTL_OK;
@@ -199,13 +214,10 @@ static bool show_progress(void *ctx, const char *doing, uint64_t done, uint64_t 
 {
     struct ctl_plan *plan = ctx;
     char have[32], of[32];
-    uint64_t now = pd_clock_mono_ns();
-    if (plan->ctl->progress && now - plan->shown_ns >= PROGRESS_NS) {
-        plan->shown_ns = now;
+    if (progress_due(plan))
         ctl_progress(plan->ctl, "%s: %s of %s", doing,
                      pd_units_format_count(done, have, sizeof have),
                      pd_units_format_count(all, of, sizeof of));
-    }
     return ctl_stop != 0;
 }
 
