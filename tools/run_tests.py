@@ -11,9 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
-TARGETS = ["//...", "-//third_party/..."]
+TARGETS = ["//..."]
+FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
+FUZZ_AT_ONCE = 2
 
 
 def suites(full):
@@ -24,11 +27,7 @@ def suites(full):
         yield "tsan", ["--config=tsan", "--test_tag_filters=-grpc"], TARGETS
 
 
-def bazel(*arguments):
-    return subprocess.run(["bazel", *arguments], check=False)
-
-
-def read_xml_free_logs():
+def read_logs():
     """Target name -> text of its log, of the run just made."""
     logs = {}
     root = os.path.realpath("bazel-testlogs")
@@ -70,7 +69,7 @@ def run_suite(name, arguments, targets):
     process.wait()
     output = "".join(lines)
     results = listed_results(output)
-    logs = read_xml_free_logs()
+    logs = read_logs()
     total = [0, 0, 0]
     skip_notes = []
     for target, result in sorted(results.items()):
@@ -96,6 +95,46 @@ def run_suite(name, arguments, targets):
     return total
 
 
+def run_fuzzers(seconds):
+    """Every fuzz target for so many seconds under libFuzzer with sanitizers; [passed, failed, skipped] targets."""
+    started = time.time()
+    print(f"== fuzz: {seconds} s each", flush=True)
+    query = subprocess.run(["bazel", "query", "--noshow_progress", "kind(cc_binary, //tests/fuzz:all)"], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True, check=False)
+    targets = sorted(query.stdout.split())
+    build = subprocess.run(["bazel", "build", "--config=fuzz", "--noshow_progress", *targets], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, check=False)
+    if build.returncode != 0 or not targets:
+        print(build.stdout[-8000:])
+        return [0, max(1, len(targets)), 0]
+    root = subprocess.run(["bazel", "info", "--config=fuzz", "bazel-bin"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, check=False).stdout.strip()
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="packd-fuzz-") as scratch:
+        for at in range(0, len(targets), FUZZ_AT_ONCE):
+            runs = [(t, start_fuzzer(root, t, seconds, scratch)) for t in targets[at:at + FUZZ_AT_ONCE]]
+            for target, process in runs:
+                output = process.communicate()[0]
+                executed = re.search(r"stat::number_of_executed_units:\s*(\d+)", output)
+                print(f"   {target}: {'ok' if process.returncode == 0 else 'FAILED'}, {executed.group(1) if executed else '?'} inputs",
+                      flush=True)
+                if process.returncode != 0:
+                    failed += 1
+                    print(output[-8000:])
+    print(f"== fuzz: {len(targets)} targets, {failed} failed, {time.time() - started:.0f} s", flush=True)
+    return [len(targets) - failed, failed, 0]
+
+
+def start_fuzzer(root, target, seconds, scratch):
+    name = target.split(":")[1]
+    corpus = os.path.join(scratch, name)
+    os.mkdir(corpus)
+    return subprocess.Popen(
+        [os.path.join(root, "tests", "fuzz", name), f"-max_total_time={seconds}", "-max_len=4096", "-timeout=60", "-rss_limit_mb=4096",
+         f"-artifact_prefix={corpus}/", "-print_final_stats=1", corpus],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true")
@@ -103,6 +142,7 @@ def main():
     sums = [0, 0, 0]
     for suite in suites(full):
         sums = [a + b for a, b in zip(sums, run_suite(*suite))]
+    sums = [a + b for a, b in zip(sums, run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS))]
     if sums[0] + sums[1] == 0:
         sums[1] = 1
     print(f"{sums[0]} passed, {sums[1]} failed" + (f", {sums[2]} skipped" if sums[2] else ""))
