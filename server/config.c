@@ -137,12 +137,17 @@ void pd_feed_derive(struct pd_feed_config *feed)
     derive_lanes(feed);
 }
 
-uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
+uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
 {
     uint64_t shares = 0;
     for (uint32_t i = 0; i < config->feed_count; i++)
         shares += config->feeds[i].log_share;
-    return config->log_max_bytes / shares * feed->log_share / 2 / feed->rules.lane_count;
+    return config->log_max_bytes / shares * feed->log_share;
+}
+
+uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
+{
+    return pd_config_feed_bytes(config, feed) / 2 / feed->rules.lane_count;
 }
 
 void pd_config_derive(struct pd_config *config)

@@ -121,6 +121,8 @@ uint64_t pd_feed_config_digest(const struct pd_feed_config *feed);
 /* The feed of this name and its index (index may be NULL), or NULL. */
 const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name,
                                             uint32_t *index);
+/* The feed's share of log.max_bytes. */
+uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
 void pd_config_fini(struct pd_config *config);
 
 #endif

@@ -128,6 +128,21 @@ int pd_delivered_mark(struct pd_delivered *d, uint64_t step, uint32_t index, uin
     return 0;
 }
 
+bool pd_delivered_some(const struct pd_delivered *d, uint64_t step, uint32_t index, uint32_t stride,
+                       uint32_t count)
+{
+    PD_CHECK(stride > 0);
+    if (step < d->floor)
+        return true;
+    const struct pd_delivered_node *node = node_of(d, step);
+    if (!node || node->missing == 0)
+        return node != NULL;
+    for (uint64_t i = index; i < count; i += stride)
+        if (!(node->bits[i / 64] & UINT64_C(1) << (i % 64)))
+            return false;
+    return true;
+}
+
 bool pd_delivered_complete(const struct pd_delivered *d, uint64_t step)
 {
     if (step < d->floor)

@@ -39,6 +39,10 @@ struct pd_delivered {
  * with it, the step is. PD_ENOMEM: nothing was recorded. */
 int pd_delivered_mark(struct pd_delivered *delivered, uint64_t step, uint32_t index, uint32_t count,
                       bool *first, bool *complete) PD_MUST_CHECK;
+/* Every stride-th batch of the step from `index` on has arrived (those of one rank, where batches
+ * are numbered rank by rank within a micro-step), or the step is closed. */
+bool pd_delivered_some(const struct pd_delivered *delivered, uint64_t step, uint32_t index,
+                       uint32_t stride, uint32_t count);
 /* Every batch of the step has arrived, or the step is closed. */
 bool pd_delivered_complete(const struct pd_delivered *delivered, uint64_t step);
 /* Forgets everything: a new generation. */

@@ -18,7 +18,7 @@
 #define PD_COUNTERS(X)                                                                 \
     X(PD_M_INGEST_SAMPLES, "packd_ingest_samples_total", "Samples stored in the log.") \
     X(PD_M_INGEST_TOKENS, "packd_ingest_tokens_total", "Tokens stored in the log.")    \
-    X(PD_M_INGEST_BYTES, "packd_ingest_bytes_total", "Body bytes stored in the log.")  \
+    X(PD_M_INGEST_BYTES, "packd_ingest_bytes_total", "Body bytes of samples stored in the log.")  \
     X(PD_M_INGEST_BLOCKS, "packd_ingest_blocks_total", "Blocks stored in the log.")    \
     X(PD_M_INGEST_DUPLICATES, "packd_ingest_duplicate_samples_total",                  \
       "Samples pushed again and dropped: their seq was in the log.")                   \

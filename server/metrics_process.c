@@ -94,6 +94,12 @@ static void put_limit(struct pd_metrics_writer *writer, int resource, const char
         one(writer, name, "gauge", help, (double)limit.rlim_cur);
 }
 
+uint64_t pd_process_anonymous_bytes(void)
+{
+    double kib = read_line("/proc/self/status", "RssAnon:");
+    return kib > 0 ? (uint64_t)kib * 1024 : 0;
+}
+
 void pd_metrics_process(struct pd_metrics_writer *writer)
 {
     struct rusage usage;
@@ -107,9 +113,9 @@ void pd_metrics_process(struct pd_metrics_writer *writer)
     double descriptors = count_descriptors();
     if (descriptors >= 0)
         one(writer, "process_open_fds", "gauge", "Open file descriptors.", descriptors);
-    double anonymous_kib = read_line("/proc/self/status", "RssAnon:");
-    if (anonymous_kib >= 0)
+    uint64_t anonymous_bytes = pd_process_anonymous_bytes();
+    if (anonymous_bytes > 0)
         one(writer, "packd_memory_anonymous_bytes", "gauge",
             "Resident memory without mapped files: what the budgets are about.",
-            anonymous_kib * 1024);
+            (double)anonymous_bytes);
 }

@@ -291,6 +291,7 @@ static int start_rpc(void *ctx, struct pd_error *error)
                                            .log = d->log,
                                            .sequencer = d->sequencer,
                                            .serve = d->serve,
+                                           .validation = d->validation,
                                            .version = PD_VERSION,
                                            .on_drain = on_drain,
                                            .ctx = d};
@@ -358,9 +359,10 @@ static void announce(const struct daemon *d)
         used += (size_t)snprintf(addresses + used, sizeof addresses - used, "%s%s", i ? "," : "",
                                  all[i]);
     pd_log(PD_LOG_INFO, "ready",
-           "version=%s grpc=%s http=%s log_id=%s incarnation=%" PRIu64 " feeds=%u", PD_VERSION,
-           addresses, pd_http_address(d->http), pd_log_id(d->log), pd_log_incarnation(d->log),
-           d->config.feed_count);
+           "version=%s grpc=%s http=%s log_id=%s incarnation=%" PRIu64 " log_opens=%" PRIu64
+           " feeds=%u",
+           PD_VERSION, addresses, pd_http_address(d->http), pd_log_id(d->log),
+           pd_rpc_incarnation(d->rpc), pd_log_incarnation(d->log), d->config.feed_count);
     pd_sdnotify("READY=1\nSTATUS=serving");
 }
 

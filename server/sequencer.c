@@ -51,6 +51,8 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_append(seq, (struct pd_request_append *)request);
     case PD_REQUEST_END_STREAM:
         return pd_seq_end_stream(seq, (struct pd_request_end_stream *)request);
+    case PD_REQUEST_CLOSE_STREAM:
+        return pd_seq_close_stream(seq, (struct pd_request_close_stream *)request);
     case PD_REQUEST_END_FEED:
         return pd_seq_end_feed(seq, (struct pd_request_end_feed *)request);
     case PD_REQUEST_OPEN_JOB:
@@ -61,8 +63,6 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_delivered(seq, (struct pd_request_delivered *)request);
     case PD_REQUEST_FLUSH:
         return pd_seq_flush(seq, (struct pd_request_flush *)request);
-    case PD_REQUEST_SKIP_STEPS:
-        return pd_seq_skip_steps(seq, (struct pd_request_skip_steps *)request);
     case PD_REQUEST_DELETE_JOB:
         return pd_seq_delete_job(seq, (struct pd_request_delete_job *)request);
     case PD_REQUEST_STATUS:
@@ -253,7 +253,8 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .job_id = job->id,
                                        .spec = job->spec,
                                        .generation = job->generation,
-                                       .first_pack = job->first_pack};
+                                       .first_pack = job->first_pack,
+                                       .lowest_step = job->lowest_step};
             pd_serve_job_opened(seq->serve, &info);
             job->announce = false;
         }
@@ -452,16 +453,21 @@ void pd_sequencer_stop(struct pd_sequencer *seq)
     seq->started = false;
 }
 
-bool pd_sequencer_accepts(struct pd_sequencer *seq, uint32_t feed_index, const char **why)
+bool pd_sequencer_log_full(const struct pd_sequencer *seq)
 {
     uint64_t max = seq->config->log_max_bytes, limit = max - max / PD_SEQ_RESERVE_PART;
     uint64_t ahead = seq->config->memory_ingest_bytes;
     if (ahead > max / ACCEPT_AHEAD_PART)
         ahead = max / ACCEPT_AHEAD_PART;
+    return atomic_load(&seq->disk_full) || pd_log_used_bytes(seq->log) + ahead > limit;
+}
+
+bool pd_sequencer_accepts(struct pd_sequencer *seq, uint32_t feed_index, const char **why)
+{
     *why = "";
     if (feed_index >= PD_LOG_FEEDS_MAX || atomic_load(&seq->accepts[feed_index]) != PD_SEQ_ACCEPTS)
         *why = "planning of this feed has stopped, see its status";
-    else if (atomic_load(&seq->disk_full) || pd_log_used_bytes(seq->log) + ahead > limit)
+    else if (pd_sequencer_log_full(seq))
         *why = "the log is full";
     return !(*why)[0];
 }

@@ -27,12 +27,12 @@ enum pd_request_kind {
     PD_REQUEST_OPEN_STREAM,
     PD_REQUEST_APPEND,
     PD_REQUEST_END_STREAM,
+    PD_REQUEST_CLOSE_STREAM,
     PD_REQUEST_END_FEED,
     PD_REQUEST_OPEN_JOB,
     PD_REQUEST_COMMIT,
     PD_REQUEST_DELIVERED,
     PD_REQUEST_FLUSH,
-    PD_REQUEST_SKIP_STEPS,
     PD_REQUEST_DELETE_JOB,
     PD_REQUEST_STATUS,
 };
@@ -62,6 +62,12 @@ struct pd_request_open_stream {
     bool ended;
 };
 
+/* `count` samples of a block from `index` on were refused for one reason. */
+struct pd_refusal {
+    uint32_t index, count;
+    const char *reason; /* static, at most PD_REASON_MAX - 1 bytes */
+};
+
 /* One block; takes block (released after the commit, or on failure). Leading duplicates are
  * dropped and counted. PD_EINVAL SEQ_GAP (the expected seq is named); PD_EFENCED; PD_EMISMATCH
  * STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL; PD_ELIMIT HEAD_TOO_LARGE; PD_EINVAL BAD_BLOCK. */
@@ -69,6 +75,9 @@ struct pd_request_append {
     struct pd_request base;
     struct pd_block *block; /* taken */
     uint64_t epoch;
+    /* Why samples of the block were refused, ascending by index; borrowed until done. */
+    const struct pd_refusal *refusals;
+    uint32_t refusal_count;
     /* out */
     uint64_t durable_seq; /* every seq below it is in the log */
     uint32_t duplicates;
@@ -79,6 +88,14 @@ struct pd_request_end_stream {
     uint32_t feed_index, stream_id;
     uint64_t epoch;
     uint64_t next_seq; /* must be the stream's, else PD_EINVAL SEQ_GAP */
+};
+
+/* The call that opened the stream is gone: it counts as connected no longer, unless a newer one
+ * has it. Never fails. */
+struct pd_request_close_stream {
+    struct pd_request base;
+    uint32_t stream_id;
+    uint64_t epoch;
 };
 
 struct pd_request_end_feed {
@@ -99,10 +116,13 @@ struct pd_request_open_job {
     char log_id[33]; /* of the caller's state, or "" */
     bool has_resume_step;
     uint64_t resume_step; /* last step in the caller's checkpoint; it gets resume_step + 1 first */
+    bool from_start;      /* begin at the lowest step, whatever has been committed */
     /* out */
     uint32_t feed_index, job_id;
     uint64_t generation, first_step;
     uint64_t committed; /* next step after the last commit: 0 = none */
+    uint64_t lowest_step; /* the lowest that the log holds */
+    bool created;         /* by this request */
 };
 
 /* PD_EFENCED; PD_EINVAL COMMIT_BEYOND_FETCHED; PD_ENOTFOUND. */
@@ -125,13 +145,6 @@ struct pd_request_flush {
     uint64_t packs; /* 0 = all */
 };
 
-/* PD_EUNSUPPORTED in this version. */
-struct pd_request_skip_steps {
-    struct pd_request base;
-    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
-    uint64_t first, last;
-};
-
 struct pd_request_delete_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
@@ -139,8 +152,11 @@ struct pd_request_delete_job {
 
 /* A copy of everything Status shows that the sequencer owns. */
 struct pd_stream_status {
-    char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], content_id[256];
-    uint64_t next_seq, samples, tokens, bytes, duplicates, rejected;
+    char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
+    uint64_t next_seq, samples, tokens, blocks, duplicates, rejected;
+    uint64_t bytes;     /* of the bodies of accepted samples */
+    uint64_t log_bytes; /* pages of the log that its blocks take, refused samples included */
+    uint64_t last_wall_ns; /* when its newest block came; 0 = none */
     bool ended, connected;
 };
 struct pd_job_status {
@@ -149,7 +165,13 @@ struct pd_job_status {
     struct pd_job_spec spec;
     /* next step after the highest committed / wholly delivered */
     uint64_t generation, committed, delivered;
-    uint64_t first_pack;
+    uint64_t first_pack, lowest_step;
+    uint64_t committed_wall_ns; /* when the last commit came; 0 = none */
+};
+#define PD_REFUSAL_REASONS_MAX 16 /* of a feed; those beyond count under "other" */
+struct pd_refusal_count {
+    char reason[PD_REASON_MAX];
+    uint64_t count;
 };
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
@@ -163,6 +185,9 @@ struct pd_feed_status {
     struct pd_error stop;
     struct pd_stream_status *streams;
     uint32_t stream_count;
+    struct pd_refusal_count refusals[PD_REFUSAL_REASONS_MAX];
+    uint32_t refusal_count;
+    uint64_t snapshot_packs; /* packs in the newest snapshot of its planner */
     struct pd_job_status *jobs;
     uint32_t job_count;
 };
@@ -171,6 +196,7 @@ struct pd_request_status {
     /* out, owned by the request; pd_status_fini */
     struct pd_feed_status *feeds;
     uint32_t feed_count;
+    uint64_t records; /* of the log, blocks included */
 };
 void pd_status_fini(struct pd_request_status *status);
 
@@ -190,6 +216,8 @@ void pd_sequencer_stop(struct pd_sequencer *sequencer);
 /* Ingest bytes granted now may not exceed what the log can take; the door asks before each
  * grant. Any thread. False: grant nothing, *why says it in words (static). */
 bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
+/* The log takes no further samples for lack of space. Any thread. */
+bool pd_sequencer_log_full(const struct pd_sequencer *sequencer);
 void pd_sequencer_free(struct pd_sequencer *sequencer);
 
 #endif

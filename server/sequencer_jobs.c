@@ -188,7 +188,9 @@ static int record_job(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
 
 static uint64_t first_step(const struct pd_seq_job *job, const struct pd_request_open_job *request)
 {
-    return request->has_resume_step ? request->resume_step + 1 : job->committed;
+    if (request->has_resume_step)
+        return request->resume_step + 1;
+    return request->from_start ? job->lowest_step : job->committed;
 }
 
 static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
@@ -263,9 +265,10 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
     request->job_id = job->id;
     request->generation = job->generation;
     request->committed = job->committed;
-    request->first_step = request->has_resume_step || !request->world_token[0]
-                              ? first_step(job, request)
-                              : job->world_first_step;
+    request->lowest_step = job->lowest_step;
+    bool says = request->has_resume_step || request->from_start;
+    request->first_step =
+        says || !request->world_token[0] ? first_step(job, request) : job->world_first_step;
     if (job->delivered < request->first_step)
         job->delivered = request->first_step;
 }
@@ -283,6 +286,7 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
     if (rc)
         return rc;
     struct pd_seq_job *job = job_find(feed, request->spec.name);
+    request->created = !job;
     rc = job ? enter_world(seq, feed, job, request, error)
              : add_job(seq, feed, request, &job, error);
     if (!rc)
@@ -389,16 +393,4 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
         return pd_seq_write_failed(seq, rc, error);
     job->deleted = true;
     return 0;
-}
-
-int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request)
-{
-    struct pd_error *error = &request->base.error;
-    struct pd_seq_feed *feed = NULL;
-    struct pd_seq_job *job = NULL;
-    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
-    if (rc)
-        return rc;
-    return pd_error_set(error, PD_EUNSUPPORTED, "UNSUPPORTED",
-                        "this version does not skip steps of a job ('%s')", request->job);
 }

@@ -87,6 +87,7 @@ void pd_seq_state_carry(struct pd_seq_state *to, const struct pd_seq_state *from
 {
     for (uint32_t i = 0; i < to->stream_count && i < from->stream_count; i++) {
         to->streams[i]->epoch = from->streams[i]->epoch;
+        to->streams[i]->connected = from->streams[i]->connected;
         to->streams[i]->duplicates = from->streams[i]->duplicates;
     }
     for (uint32_t i = 0; i < to->feed_count && i < from->feed_count; i++) {

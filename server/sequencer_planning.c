@@ -331,6 +331,7 @@ static int make_packs(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64
     while (rc == 0 && feed->packs < target) {
         if (!log_has_room(seq)) {
             feed->log_short = true;
+            feed->announce = true;
             return 0;
         }
         rc = next_pack(seq, feed);
@@ -340,10 +341,11 @@ static int make_packs(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64
             return rc;
     }
     if (rc == PD_EAGAIN || rc == PD_EEND || rc == 0) {
-        bool waiting = rc == PD_EAGAIN;
-        feed->announce = feed->announce || waiting || feed->ended != (rc == PD_EEND);
+        bool waiting = rc == PD_EAGAIN, ended = rc == PD_EEND;
+        feed->announce =
+            feed->announce || waiting || waiting != feed->waiting || ended != feed->ended;
         feed->waiting = waiting;
-        feed->ended = rc == PD_EEND;
+        feed->ended = ended;
         return 0;
     }
     return planner_failed(seq, feed, rc,

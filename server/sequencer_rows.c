@@ -8,6 +8,8 @@
 #include <stdlib.h>
 
 #define ROW_VERSION 1
+#define STREAM_VERSION 2 /* 1 ended with `ended` */
+#define FEED_VERSION 2   /* 1 ended with the lanes */
 
 static void put_text(struct pd_buf *row, const char *text)
 {
@@ -37,7 +39,7 @@ static int row_done(const struct pd_reader *row)
 void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row)
 {
     put_text(row, stream->name);
-    pd_buf_put_u8(row, ROW_VERSION);
+    pd_buf_put_u8(row, STREAM_VERSION);
     put_text(row, stream->source);
     put_text(row, stream->producer);
     put_text(row, stream->content_id);
@@ -50,12 +52,16 @@ void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row
     pd_buf_put_u64(row, stream->bytes);
     pd_buf_put_u64(row, stream->rejected);
     pd_buf_put_u8(row, stream->ended);
+    pd_buf_put_u64(row, stream->blocks);
+    pd_buf_put_u64(row, stream->log_bytes);
+    pd_buf_put_u64(row, stream->last_wall_ns);
 }
 
 int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
 {
     get_text(&row, stream->name, sizeof stream->name);
-    if (pd_reader_u8(&row) != ROW_VERSION)
+    uint8_t version = pd_reader_u8(&row);
+    if (version < 1 || version > STREAM_VERSION)
         return PD_ECORRUPT;
     get_text(&row, stream->source, sizeof stream->source);
     get_text(&row, stream->producer, sizeof stream->producer);
@@ -69,6 +75,11 @@ int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
     stream->bytes = pd_reader_u64(&row);
     stream->rejected = pd_reader_u64(&row);
     stream->ended = pd_reader_u8(&row) != 0;
+    if (version > 1) {
+        stream->blocks = pd_reader_u64(&row);
+        stream->log_bytes = pd_reader_u64(&row);
+        stream->last_wall_ns = pd_reader_u64(&row);
+    }
     return row_done(&row);
 }
 
@@ -144,7 +155,7 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
 
 void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
 {
-    pd_buf_put_u8(row, ROW_VERSION);
+    pd_buf_put_u8(row, FEED_VERSION);
     put_text(row, feed->name);
     pd_buf_put_u64(row, feed->config_digest);
     pd_buf_put_string(row, (const char *)feed->settings.data, feed->settings.size_bytes);
@@ -154,6 +165,24 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
     pd_buf_put_u64(row, feed->packs);
     pd_buf_put_u64(row, feed->plan_digest);
     pd_buf_put_string(row, (const char *)feed->lane_ended, feed->lane_count);
+    pd_buf_put_u8(row, (uint8_t)feed->refusal_count);
+    for (uint32_t i = 0; i < feed->refusal_count; i++) {
+        put_text(row, feed->refusals[i].reason);
+        pd_buf_put_u64(row, feed->refusals[i].count);
+    }
+}
+
+static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
+{
+    feed->refusal_count = pd_reader_u8(row);
+    if (feed->refusal_count > PD_REFUSAL_REASONS_MAX) {
+        feed->refusal_count = 0;
+        row->failed = true;
+    }
+    for (uint32_t i = 0; i < feed->refusal_count; i++) {
+        get_text(row, feed->refusals[i].reason, sizeof feed->refusals[i].reason);
+        feed->refusals[i].count = pd_reader_u64(row);
+    }
 }
 
 static int copy_lanes(struct pd_seq_feed *feed, const char *lanes, size_t count)
@@ -168,7 +197,8 @@ static int copy_lanes(struct pd_seq_feed *feed, const char *lanes, size_t count)
 
 int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
 {
-    if (pd_reader_u8(&row) != ROW_VERSION)
+    uint8_t version = pd_reader_u8(&row);
+    if (version < 1 || version > FEED_VERSION)
         return PD_ECORRUPT;
     get_text(&row, feed->name, sizeof feed->name);
     feed->config_digest = pd_reader_u64(&row);
@@ -180,6 +210,8 @@ int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
     feed->packs = pd_reader_u64(&row);
     feed->plan_digest = pd_reader_u64(&row);
     const char *ended = pd_reader_string(&row, &lanes);
+    if (version > 1)
+        get_refusals(feed, &row);
     if (!pd_reader_done(&row) || !settings || !ended || lanes > PD_LANES_MAX)
         return PD_ECORRUPT;
     pd_buf_put(&feed->settings, settings, settings_size);

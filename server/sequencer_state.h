@@ -4,7 +4,7 @@
  *
  *   sequencer.c           mailbox, thread, groups, answers after the commit
  *   sequencer_load.c      the state from the log: tables, snapshots, replay
- *   sequencer_streams.c   OpenStream, Append, EndStream
+ *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
  *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
@@ -38,11 +38,13 @@ struct pd_seq_stream {
     uint32_t id, feed, source_id, lane; /* feed: number in the log */
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
     char producer[256], content_id[256];
-    uint64_t next_seq, samples, tokens, bytes, rejected;
+    uint64_t next_seq, samples, tokens, bytes, rejected; /* bytes: of accepted samples */
+    uint64_t blocks, log_bytes, last_wall_ns;
     bool ended;
     bool dirty; /* its row is older than this */
     /* not in the log */
     uint64_t epoch; /* of the newest Hello; 0 = none since the start */
+    bool connected; /* that Hello's call is still there */
     uint64_t duplicates;
 };
 
@@ -62,7 +64,8 @@ struct pd_seq_job {
     uint32_t commit_count;
     bool dirty, announce, deleted;
     /* not in the log */
-    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
+    uint64_t lowest_step; /* that the log holds; 0 as long as nothing is trimmed */
+    uint64_t delivered;   /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
 };
@@ -91,6 +94,8 @@ struct pd_seq_feed {
     uint8_t *lane_ended;
     uint32_t lane_count;
     uint32_t stream_count, streams_ended;
+    struct pd_refusal_count refusals[PD_REFUSAL_REASONS_MAX];
+    uint32_t refusal_count;
     uint32_t next_job_id;
     struct pd_seq_job **jobs;
     uint32_t job_count;
@@ -194,6 +199,7 @@ int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
 int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
 int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *request);
+int pd_seq_close_stream(struct pd_sequencer *seq, struct pd_request_close_stream *request);
 /* The stream's row is written with the group. */
 void pd_seq_stream_touch(struct pd_seq_state *state, struct pd_seq_stream *stream);
 /* Takes stream; PD_ENOMEM. */
@@ -225,7 +231,6 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
 int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);
 int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request);
 int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request);
-int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
 
 /* ---- sequencer_planning.c ---- */
 

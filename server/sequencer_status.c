@@ -22,23 +22,38 @@ static bool add_name(char *list, size_t capacity, const char *name)
     return fits;
 }
 
-static void name_wanted(const struct pd_sequencer *seq, const struct pd_seq_feed *feed, char *list,
-                        size_t capacity)
+/* Open streams of the lane that the refill wants; with one lane these are all open ones. */
+static void name_streams(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                         struct pd_feed_progress *progress)
 {
-    list[0] = 0;
     bool room = true;
-    for (uint32_t i = 0; i < seq->state.stream_count && room; i++) {
+    for (uint32_t i = 0; i < seq->state.stream_count; i++) {
         const struct pd_seq_stream *stream = seq->state.streams[i];
-        if (stream->feed == feed->number && stream->lane == feed->want.lane && !stream->ended)
-            room = add_name(list, capacity, stream->name);
+        if (stream->feed != feed->number || stream->lane != feed->want.lane || stream->ended)
+            continue;
+        progress->want_streams_total++;
+        if (room)
+            room = add_name(progress->want_streams, sizeof progress->want_streams, stream->name);
     }
-    if (list[0] || !feed->config)
-        return;
+}
+
+static void name_wanted(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                        struct pd_feed_progress *progress)
+{
     const struct pd_feed_config *config = feed->config;
-    if (config->rules.merge == PD_MERGE_ORDERED && feed->want.lane < config->stream_count)
-        snprintf(list, capacity, "%s", config->streams[feed->want.lane]);
-    else if (config->source_count > 0 && feed->want.lane < feed->source_count)
-        snprintf(list, capacity, "(source %s)", feed->sources[feed->want.lane]);
+    name_streams(seq, feed, progress);
+    if (!config)
+        return;
+    if (config->rules.merge == PD_MERGE_ORDERED && feed->want.lane < config->stream_count) {
+        /* A lane that is wanted has not ended: without an open stream, its one was never opened. */
+        progress->want_unseen = progress->want_streams_total == 0;
+        progress->want_streams_total = 1;
+        snprintf(progress->want_streams, sizeof progress->want_streams, "%s",
+                 config->streams[feed->want.lane]);
+    } else if (config->source_count > 0 && feed->want.lane < feed->source_count) {
+        snprintf(progress->want_source, sizeof progress->want_source, "%s",
+                 feed->sources[feed->want.lane]);
+    }
 }
 
 void pd_seq_progress(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
@@ -53,11 +68,13 @@ void pd_seq_progress(const struct pd_sequencer *seq, const struct pd_seq_feed *f
                                           .streams_open = feed->stream_count - feed->streams_ended,
                                           .streams_ended = feed->streams_ended,
                                           .end_declared = feed->end_declared,
+                                          .at_horizon = feed->packs >= pd_seq_horizon(feed),
+                                          .log_full = feed->log_short || pd_sequencer_log_full(seq),
                                           .stopped = feed->stopped};
     if (feed->stopped)
         memcpy(progress->stop_reason, feed->stop.reason, sizeof progress->stop_reason);
     if (feed->waiting)
-        name_wanted(seq, feed, progress->want_streams, sizeof progress->want_streams);
+        name_wanted(seq, feed, progress);
 }
 
 /* ---- Status ---- */
@@ -66,15 +83,19 @@ static void copy_stream(const struct pd_seq_stream *stream, struct pd_stream_sta
 {
     memcpy(status->name, stream->name, sizeof status->name);
     memcpy(status->source, stream->source, sizeof status->source);
+    memcpy(status->producer, stream->producer, sizeof status->producer);
     memcpy(status->content_id, stream->content_id, sizeof status->content_id);
     status->next_seq = stream->next_seq;
     status->samples = stream->samples;
     status->tokens = stream->tokens;
     status->bytes = stream->bytes;
+    status->blocks = stream->blocks;
+    status->log_bytes = stream->log_bytes;
+    status->last_wall_ns = stream->last_wall_ns;
     status->duplicates = stream->duplicates;
     status->rejected = stream->rejected;
     status->ended = stream->ended;
-    status->connected = stream->epoch != 0;
+    status->connected = stream->connected;
 }
 
 static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_feed *feed,
@@ -106,6 +127,9 @@ static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *stat
         copy->committed = job->committed;
         copy->delivered = job->delivered;
         copy->first_pack = job->first_pack;
+        copy->lowest_step = job->lowest_step;
+        if (job->commit_count > 0)
+            copy->committed_wall_ns = job->commits[job->commit_count - 1].wall_ns;
     }
     return 0;
 }
@@ -117,6 +141,9 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     status->packs_planned = feed->packs;
     status->horizon_packs = pd_seq_horizon(feed);
     status->plan_digest = feed->plan_digest;
+    status->snapshot_packs = feed->snapshot_packs;
+    memcpy(status->refusals, feed->refusals, sizeof status->refusals);
+    status->refusal_count = feed->refusal_count;
     status->end_declared = feed->end_declared;
     status->ended = feed->ended;
     status->stopped = feed->stopped;
@@ -135,6 +162,7 @@ int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request)
     int rc = 0;
     request->feeds = calloc(seq->config->feed_count, sizeof *request->feeds);
     request->feed_count = 0;
+    request->records = pd_log_next_position(seq->log) - 1; /* positions begin at 1 */
     if (!request->feeds)
         rc = PD_ENOMEM;
     for (uint32_t i = 0; !rc && i < seq->config->feed_count; i++) {

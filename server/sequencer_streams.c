@@ -7,6 +7,7 @@
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
+#include "base/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,7 +212,6 @@ static struct pd_seq_stream *stream_of(const struct pd_request_open_stream *requ
     stream->feed = feed;
     memcpy(stream->name, request->stream, sizeof stream->name);
     memcpy(stream->source, request->source, sizeof stream->source);
-    memcpy(stream->producer, request->producer, sizeof stream->producer);
     memcpy(stream->content_id, request->content_id, sizeof stream->content_id);
     return stream;
 }
@@ -261,6 +261,8 @@ int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *
     if (rc)
         return rc;
     stream->epoch = ++seq->next_epoch;
+    stream->connected = true;
+    memcpy(stream->producer, request->producer, sizeof stream->producer);
     request->feed_index = feed->index;
     request->stream_id = stream->id;
     request->lane = stream->lane;
@@ -340,6 +342,36 @@ static int check_space(struct pd_sequencer *seq, const struct pd_block *block,
         (unsigned long long)used, (unsigned long long)limit, (unsigned long long)need);
 }
 
+/* The feed's count for this reason; the last place is for all that came when the others were
+ * taken. */
+static uint64_t *refusal_place(struct pd_seq_feed *feed, const char *reason)
+{
+    for (uint32_t i = 0; i < feed->refusal_count; i++)
+        if (strcmp(feed->refusals[i].reason, reason) == 0)
+            return &feed->refusals[i].count;
+    if (feed->refusal_count == PD_REFUSAL_REASONS_MAX)
+        return &feed->refusals[PD_REFUSAL_REASONS_MAX - 1].count;
+    struct pd_refusal_count *place = &feed->refusals[feed->refusal_count++];
+    bool last = feed->refusal_count == PD_REFUSAL_REASONS_MAX;
+    snprintf(place->reason, sizeof place->reason, "%s", last ? "other" : reason);
+    return &place->count;
+}
+
+/* Those of duplicates were counted when they came first. */
+static void count_refusals(struct pd_seq_feed *feed, const struct pd_request_append *request,
+                           uint32_t first_index)
+{
+    for (uint32_t i = 0; i < request->refusal_count; i++) {
+        const struct pd_refusal *refusal = &request->refusals[i];
+        uint32_t end = refusal->index + refusal->count;
+        uint32_t from = refusal->index > first_index ? refusal->index : first_index;
+        if (end <= from)
+            continue;
+        *refusal_place(feed, refusal->reason) += end - from;
+        feed->dirty = true;
+    }
+}
+
 /* Samples of the block that are new: counted in the stream. */
 static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream,
                           const struct pd_block_head *head)
@@ -357,12 +389,15 @@ static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream
     stream->samples += samples;
     stream->tokens += tokens;
     stream->rejected += rejected;
-    stream->bytes += head->body_bytes;
+    uint64_t bytes = tokens * sizeof(int32_t) * (head->has_labels ? 2 : 1);
+    stream->bytes += bytes;
+    stream->blocks++;
+    stream->last_wall_ns = pd_clock_wall_ns();
     pd_seq_stream_touch(&seq->state, stream);
     seq->counts.blocks++;
     seq->counts.samples += samples;
     seq->counts.tokens += tokens;
-    seq->counts.bytes += head->body_bytes;
+    seq->counts.bytes += bytes;
 }
 
 static void count_duplicates(struct pd_sequencer *seq, struct pd_seq_stream *stream,
@@ -392,7 +427,9 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
     if (rc)
         return pd_seq_write_failed(seq, rc, error);
     count_duplicates(seq, stream, request, head->first_index);
+    count_refusals(feed, request, head->first_index);
     count_samples(seq, stream, head);
+    stream->log_bytes += pd_log_block_bytes(request->block);
     feed->dirty = feed->dirty || !feed->has_data;
     feed->has_data = true;
     feed->plan_wanted = true;
@@ -454,4 +491,15 @@ int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *re
     feed->streams_ended++;
     feed->announce = true;
     return pd_seq_feed_check_end(seq, feed, stream->lane, error);
+}
+
+/* ---- the call is gone ---- */
+
+int pd_seq_close_stream(struct pd_sequencer *seq, struct pd_request_close_stream *request)
+{
+    PD_CHECK(request->stream_id < seq->state.stream_count);
+    struct pd_seq_stream *stream = seq->state.streams[request->stream_id];
+    if (stream->epoch == request->epoch)
+        stream->connected = false;
+    return 0;
 }

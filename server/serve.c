@@ -22,8 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SERVE_MAGIC 0x73657276u
-
 /* ---- life ---- */
 
 static int locks_init(struct pd_serve *serve)
@@ -52,7 +50,7 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
         free(feeds);
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for serving");
     }
-    serve->magic = SERVE_MAGIC;
+    serve->magic = PD_SERVE_MAGIC;
     serve->config = config;
     serve->log = log;
     serve->feeds = feeds;
@@ -69,7 +67,7 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
 
 void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, void *ctx)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(serve->worker_count == 0);
     serve->validate = validate;
     serve->validate_ctx = ctx;
@@ -77,7 +75,7 @@ void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, vo
 
 void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, void *ctx)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(serve->worker_count == 0);
     serve->corrupt = corrupt;
     serve->corrupt_ctx = ctx;
@@ -85,7 +83,7 @@ void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, voi
 
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     int rc = pd_workers_start(serve, error);
     if (rc != 0)
         pd_serve_stop(serve);
@@ -100,7 +98,7 @@ static void wake_job(struct pd_serve *serve, struct pd_serve_job *job, struct pd
 
 void pd_serve_stop(struct pd_serve *serve)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     struct pd_after after;
     pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);
@@ -117,7 +115,7 @@ void pd_serve_free(struct pd_serve *serve)
 {
     if (!serve)
         return;
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(serve->worker_count == 0);
     struct pd_after after;
     pd_after_init(&after);
@@ -154,7 +152,7 @@ static void job_advance(struct pd_serve *serve, struct pd_serve_job *job, struct
 void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
                             const struct pd_feed_progress *progress)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(feed_index < serve->feed_count);
     struct pd_serve_feed *feed = &serve->feeds[feed_index];
     struct pd_after after;
@@ -184,7 +182,7 @@ static void job_trim(struct pd_serve *serve, struct pd_serve_job *job, struct pd
 
 void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(info->feed_index < serve->feed_count);
     PD_CHECK(info->spec.rows > 0 && info->spec.dp_size > 0 && info->spec.accum > 0);
     PD_CHECK((uint64_t)info->spec.rows * info->spec.dp_size * info->spec.accum ==
@@ -209,7 +207,7 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
 
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     struct pd_after after;
     pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);
@@ -224,7 +222,7 @@ void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t 
 /* ---- get ---- */
 
 static int refuse_key(const struct pd_serve_job *job, const struct pd_batch_key *key,
-                      struct pd_error *error)
+                      uint64_t *bound, struct pd_error *error)
 {
     const struct pd_job_spec *spec = &job->info.spec;
     if (key->generation != job->info.generation)
@@ -239,12 +237,12 @@ static int refuse_key(const struct pd_serve_job *job, const struct pd_batch_key 
     if (key->micro >= spec->accum)
         return pd_error_set(error, PD_EMISMATCH, "MICRO", "micro %u, job %s has accum %u: 0 to %u",
                             key->micro, spec->name, spec->accum, spec->accum - 1);
-    if (key->step < job->info.lowest_step)
-        return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
-                            "step %llu of job %s is no longer in the log, the lowest is %llu",
-                            (unsigned long long)key->step, spec->name,
-                            (unsigned long long)job->info.lowest_step);
-    return 0;
+    if (key->step >= job->info.lowest_step)
+        return 0;
+    *bound = job->info.lowest_step;
+    return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
+                        "step %llu of job %s is no longer in the log, the lowest is %llu",
+                        (unsigned long long)key->step, spec->name, (unsigned long long)*bound);
 }
 
 /* 0 where the key names a batch that exists or will. */
@@ -258,7 +256,7 @@ static int admit_key(struct pd_serve *serve, const struct pd_batch_key *key,
         return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB",
                             "there is no job number %u in feed number %u (deleted?)", key->job_id,
                             key->feed_index);
-    int rc = refuse_key(job, key, error);
+    int rc = refuse_key(job, key, last_step, error);
     const struct pd_serve_feed *feed = &serve->feeds[key->feed_index];
     if (rc == 0 && feed->halted) {
         *error = feed->halt;
@@ -340,7 +338,7 @@ static int get_locked(struct pd_serve *serve, struct pd_waiter *waiter,
 int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
                  struct pd_wait_info *info, uint64_t *last_step, struct pd_error *error)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     struct pd_error unused;
     *batch = NULL;
     *last_step = 0;
@@ -354,7 +352,7 @@ int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_rea
 void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key,
                         struct pd_wait_info *info)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     *info = (struct pd_wait_info){.step = key->step};
     pthread_mutex_lock(&serve->lock);
     struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
@@ -382,7 +380,7 @@ static void give_claim_up(struct pd_serve *serve, struct pd_entry *entry)
 
 bool pd_serve_cancel(struct pd_serve *serve, struct pd_waiter *waiter)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     struct pd_after after;
     pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);
@@ -406,7 +404,7 @@ bool pd_serve_cancel(struct pd_serve *serve, struct pd_waiter *waiter)
 
 void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     struct pd_error error;
     uint64_t last_step;
     struct pd_serve_job *job = NULL;
@@ -471,7 +469,7 @@ static bool mark(struct pd_serve_job *job, const struct pd_box *box, bool *step_
 void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *batch,
                         bool *step_complete)
 {
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     const struct pd_box *box = PD_CONTAINER_OF(batch, struct pd_box, ready);
     const struct pd_batch_key *key = &batch->key;
     *step_complete = false;
@@ -479,70 +477,17 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     struct pd_served_totals *totals = &serve->feeds[key->feed_index].totals;
     struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
     bool current = job && job->info.generation == key->generation;
-    if (current && mark(job, box, step_complete))
+    if (current && mark(job, box, step_complete)) {
         count_first(totals, box);
-    else
+        count_first(&job->totals, box);
+        pd_rank_delivered(job, key);
+    } else {
         totals->rereads++;
+    }
     totals->steps_complete += *step_complete;
     if (box->entry)
         box->entry->delivered = true;
     if (serve->starved)
         pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
-}
-
-/* ---- views ---- */
-
-void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_served_totals *totals)
-{
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
-    PD_CHECK(feed_index < serve->feed_count);
-    pthread_mutex_lock(&serve->lock);
-    *totals = serve->feeds[feed_index].totals;
-    pthread_mutex_unlock(&serve->lock);
-}
-
-void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges)
-{
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
-    pthread_mutex_lock(&serve->lock);
-    *gauges = serve->gauges;
-    gauges->ready_bytes_max = serve->budget_bytes;
-    pthread_mutex_unlock(&serve->lock);
-}
-
-static int step_place_locked(struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step,
-                             struct pd_job_steps *steps, struct pd_step_place *place,
-                             struct pd_error *error)
-{
-    const char *name = job->info.spec.name;
-    if (step < job->info.lowest_step)
-        return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
-                            "step %llu of job %s is no longer in the log, the lowest is %llu",
-                            (unsigned long long)step, name,
-                            (unsigned long long)job->info.lowest_step);
-    if (step >= job->steps_planned && serve->feeds[job->info.feed_index].progress.ended)
-        return pd_error_set(error, PD_ERANGE, "PAST_END", "job %s has %llu steps", name,
-                            (unsigned long long)job->steps_planned);
-    if (step >= job->steps_planned)
-        return pd_error_set(error, PD_EAGAIN, "NOT_PLANNED",
-                            "step %llu of job %s is not planned yet", (unsigned long long)step,
-                            name);
-    *steps = pd_job_steps_of(serve, job);
-    *place = pd_job_place(serve, job, step);
-    return 0;
-}
-
-int pd_serve_step_place(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id, uint64_t step,
-                        struct pd_job_steps *steps, struct pd_step_place *place,
-                        struct pd_error *error)
-{
-    PD_MAGIC_CHECK(serve, SERVE_MAGIC);
-    pthread_mutex_lock(&serve->lock);
-    struct pd_serve_job *job = pd_job_find(serve, feed_index, job_id);
-    int rc =
-        job ? step_place_locked(serve, job, step, steps, place, error)
-            : pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "there is no job number %u", job_id);
-    pthread_mutex_unlock(&serve->lock);
-    return rc;
 }

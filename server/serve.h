@@ -47,14 +47,19 @@ struct pd_job_info {
 struct pd_feed_progress {
     uint64_t packs_planned;
     bool ended; /* no further pack will ever come */
-    bool waiting;
+    bool waiting; /* for samples */
     struct pd_want want;
     uint64_t waiting_since_ns; /* wall clock */
     uint32_t streams_open, streams_ended;
     bool end_declared;
+    bool at_horizon; /* nothing more is planned until a trainer has received more */
+    bool log_full;   /* producers get no credit, or plans find no room */
     bool stopped;          /* planning has stopped for good (damaged head, DIVERGED): packs beyond packs_planned never come */
     char stop_reason[PD_REASON_MAX]; /* then */
     char want_streams[256]; /* names the refill waits for, comma separated, cut with "..." */
+    uint32_t want_streams_total;
+    bool want_unseen; /* the one stream it waits for is declared and was never opened */
+    char want_source[PD_NAME_MAX + 1]; /* with `sources`: the one whose turn it is */
 };
 
 struct pd_batch_key {
@@ -83,12 +88,17 @@ struct pd_ready_batch {
 enum pd_wait_reason {
     PD_WAIT_NONE,
     PD_WAIT_SAMPLES,           /* the window is not full: the streams named must send more */
+    PD_WAIT_LANE,              /* with several lanes: the one whose turn it is has nothing */
+    PD_WAIT_STREAM,            /* a declared stream, or any stream at all, has never been opened */
     PD_WAIT_ALL_STREAMS_ENDED, /* ALL_STREAMS_ENDED_FEED_OPEN: someone must end the feed */
-    PD_WAIT_NO_STREAMS,        /* nobody has opened a stream yet */
+    PD_WAIT_PLAN,              /* samples are there, planning is under way */
+    PD_WAIT_HORIZON,           /* plan_ahead is used up: no trainer has received enough */
+    PD_WAIT_LOG_FULL,          /* the log is full: no credit for producers, no room for plans */
     PD_WAIT_BUILDING,          /* planned; being built */
     PD_WAIT_MEMORY,            /* planned; waits for batch memory */
-    PD_WAIT_HORIZON,           /* other ranks of the job are far behind: plan_ahead is used up */
-    PD_WAIT_STOPPED,           /* the feed is halted by a violation */
+    PD_WAIT_SELF_TEST,         /* planned; the validator's self-test runs first (rpc says this) */
+    PD_WAIT_STOPPED,           /* the feed is halted by a violation, or its log is damaged */
+    PD_WAIT_DIVERGED,          /* planning again gave another plan */
 };
 
 struct pd_wait_info {
@@ -98,6 +108,8 @@ struct pd_wait_info {
     uint64_t packs_missing;  /* until the step is whole */
     uint64_t since_ns;       /* wall clock */
     char streams[256];
+    uint32_t streams_total; /* streams names the first ones */
+    char source[PD_NAME_MAX + 1];
 };
 
 /* A place in the queue for one batch. Embed it zeroed, fill key and ready; it is registered from PD_EAGAIN until ready has run or pd_serve_cancel
@@ -134,7 +146,7 @@ void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t 
 
 /* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info says what is waited for. PD_EEND: past the end of
  * the feed, *last_step is the job's last step + 1 (0 = the feed was empty), the same for every rank. PD_EFENCED: an older generation. PD_EMISMATCH
- * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED. PD_ECORRUPT: the batch cannot be built (CHECKSUM: the sample is named) or the feed is
+ * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED, *last_step is the lowest there is. PD_ECORRUPT: the batch cannot be built (CHECKSUM: the sample is named) or the feed is
  * halted (HALTED: the check is named). PD_ENOTFOUND: no such job. PD_ELIMIT JOB_TOO_LARGE: the batch is larger than memory.batches. PD_ECLOSED:
  * stopping. PD_ENOMEM, PD_EIO. */
 int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
@@ -164,8 +176,45 @@ struct pd_served_totals {
 };
 void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_served_totals *totals);
 
+/* What serve knows under the job's name: PD_ENOTFOUND UNKNOWN_JOB. Any thread. */
+int pd_serve_job_named(struct pd_serve *serve, uint32_t feed_index, const char *name,
+                       struct pd_job_info *info, struct pd_error *error) PD_MUST_CHECK;
+
+/* ---- ranks: who of a job's present generation has come, for Status; those below PD_RANKS_MAX ---- */
+
+#define PD_RANKS_MAX 256
+#define PD_CLIENT_MAX 255
+
+/* The rank has opened the job; `client` is free text, cut to PD_CLIENT_MAX. Ignored where the job
+ * has gone on to another generation. */
+void pd_serve_rank_opened(struct pd_serve *serve, const struct pd_batch_key *rank,
+                          const char *client);
+/* The rank's open fetches: change is 1 or -1. Ignored likewise. */
+void pd_serve_rank_calls(struct pd_serve *serve, const struct pd_batch_key *rank, int change);
+
+struct pd_rank_view {
+    uint32_t dp_rank, calls;
+    uint64_t delivered; /* next step after the highest one received whole in this generation */
+    bool waiting;
+    struct pd_wait_info wait; /* of the lowest batch it waits for */
+    uint32_t wait_micro;
+    char client[PD_CLIENT_MAX + 1];
+};
+struct pd_job_view {
+    struct pd_served_totals totals; /* of all generations since the start of the process */
+    uint64_t ready_batches, lowest_step;
+    struct pd_rank_view *ranks; /* ascending; owned, free() it */
+    uint32_t rank_count;
+};
+/* PD_ENOTFOUND: no such job; PD_ENOMEM. */
+int pd_serve_job_view(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id,
+                      struct pd_job_view *view) PD_MUST_CHECK;
+/* What planning of the feed waits for; reason NONE: nothing. */
+void pd_serve_feed_wait(struct pd_serve *serve, uint32_t feed_index, struct pd_wait_info *info);
+
 struct pd_serve_gauges {
     uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total, evicted_total, violations_total,
+        probed_total, rebuilt_total, /* of built_total: with the attention probe; at the second try */
         halted_feeds; /* feeds stopped by a violation: the daemon is not ready then */
 };
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);

@@ -282,10 +282,13 @@ static void publish(struct pd_serve *serve, struct task *task, struct pd_box *bo
         job->prefetch_count--;
     }
     job->ready_bytes += box->bytes;
+    job->ready_batches++;
     serve->boxes++;
     serve->gauges.ready_batches++;
     serve->gauges.ready_bytes += box->bytes;
     serve->gauges.built_total++;
+    serve->gauges.probed_total += box->ready.probed;
+    serve->gauges.rebuilt_total += task->builds > 1;
     pd_metric_add(PD_M_BATCHES_BUILT, 1);
     pd_metric_observe(PD_M_BUILD_SECONDS, box->ready.built_ns);
     pd_metric_observe(PD_M_CHECK_SECONDS, box->ready.checked_ns);

@@ -76,6 +76,7 @@ void pd_box_detach(struct pd_serve *serve, struct pd_box *box, struct pd_after *
     serve->gauges.ready_batches--;
     serve->gauges.ready_bytes -= box->bytes;
     box->entry->job->ready_bytes -= box->bytes;
+    box->entry->job->ready_batches--;
     box->entry->box = NULL;
     box->entry = NULL;
     if (atomic_load_explicit(&box->holds, memory_order_acquire) > 0)

@@ -25,6 +25,7 @@
 #include <uv/tree.h>
 
 #define PD_ASSEMBLE_THREADS_MAX 64
+#define PD_SERVE_MAGIC 0x73657276u
 #define PD_BOX_MAGIC 0x62617463u
 /* A woken waiter's batch is kept so long. */
 #define PD_CLAIM_NS UINT64_C(5000000000)
@@ -105,10 +106,20 @@ struct pd_serve_job {
     struct pd_link idle_steps;
     uint32_t idle_step_count, prefetch_count, failed_count;
     uint64_t steps_planned; /* whole ones, and the padded last one */
-    uint64_t ready_bytes;
+    uint64_t ready_bytes, ready_batches;
     uint64_t slot_bytes; /* its largest batch */
     bool slot_busy;
     struct pd_delivered delivered;
+    struct pd_served_totals totals;
+    struct pd_rank *ranks; /* of this generation, by dp_rank; NULL: none has come */
+};
+
+/* A rank as Status shows it. */
+struct pd_rank {
+    bool opened;
+    uint32_t calls;
+    uint64_t delivered;
+    char client[PD_CLIENT_MAX + 1];
 };
 
 struct pd_serve_feed {
@@ -222,8 +233,15 @@ void pd_workers_join(struct pd_serve *serve);
 void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error,
                   struct pd_after *after);
 
+/* ---- serve_view.c: ranks, views ---- */
+
+/* A batch of the rank has arrived for the first time. */
+void pd_rank_delivered(struct pd_serve_job *job, const struct pd_batch_key *key);
+
 /* ---- serve_wait.c ---- */
 
+/* What planning of a feed waits for. */
+void pd_wait_fill_feed(const struct pd_serve_feed *feed, struct pd_wait_info *info);
 /* Why the batch is not there yet. `entry` may be NULL. */
 void pd_wait_fill(const struct pd_serve *serve, const struct pd_serve_job *job,
                   const struct pd_entry *entry, uint64_t step, struct pd_wait_info *info);

@@ -97,6 +97,7 @@ void pd_job_unref(struct pd_serve_job *job)
     if (--job->refs > 0)
         return;
     pd_delivered_clear(&job->delivered);
+    free(job->ranks);
     free(job);
 }
 
@@ -117,6 +118,8 @@ void pd_job_reset(struct pd_serve *serve, struct pd_serve_job *job, struct pd_af
     job->idle_step_count = 0;
     PD_CHECK(RB_EMPTY(&job->steps) && RB_EMPTY(&job->tasks));
     pd_delivered_clear(&job->delivered);
+    free(job->ranks);
+    job->ranks = NULL;
 }
 
 void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_after *after)

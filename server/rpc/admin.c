@@ -1,10 +1,9 @@
-/* The Admin calls that write: Flush, SkipSteps, EndFeed, DeleteJob, and Drain.
+/* The Admin calls that write: Flush, EndFeed, DeleteJob, and Drain.
  *
  * Place in the flow: between operators and the sequencer; each is one request and its answer.
  * Owning thread: the call's. */
 #include "server/rpc/unary.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 static void copy_feed(char to[PD_NAME_MAX + 1], const struct pd_call *call)
@@ -52,57 +51,6 @@ static void flush(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     copy_feed(ask->of.flush.feed, call);
     ask->of.flush.packs = all ? 0 : wire->packs;
-    pd_unary_submit(ask);
-}
-
-/* ---- SkipSteps ---- */
-
-/* The generation that the skip made, from a status behind it. */
-static void on_skip_facts(struct pd_ask *ask)
-{
-    Packd__V1__SkipStepsResponse response = PACKD__V1__SKIP_STEPS_RESPONSE__INIT;
-
-    if (!pd_unary_answered(ask))
-        return;
-    const struct pd_unary *unary = pd_unary_of(ask->call);
-    const Packd__V1__SkipStepsRequest *wire = (const void *)unary->request;
-    const struct pd_job_status *job =
-        pd_status_job(pd_status_feed(&ask->of.status, unary->feed), unary->job);
-    response.generation = job ? job->generation : 0;
-    response.next_step = wire->last + 1;
-    pd_call_reply(ask->call, &response.base);
-    pd_ask_free(ask);
-}
-
-static void on_skipped(struct pd_ask *ask)
-{
-    if (!pd_unary_answered(ask))
-        return;
-    struct pd_ask *facts = pd_ask_new(ask->call, PD_REQUEST_STATUS, on_skip_facts);
-    if (facts)
-        pd_unary_submit(facts);
-    pd_ask_free(ask);
-}
-
-static void skip_steps(struct pd_call *call, grpc_byte_buffer *buffer)
-{
-    if (!pd_unary_decode(call, &packd__v1__skip_steps_request__descriptor, buffer))
-        return;
-    const Packd__V1__SkipStepsRequest *wire = (const void *)pd_unary_of(call)->request;
-    if (wire->first > wire->last || wire->last == UINT64_MAX) {
-        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE",
-                                "first is %" PRIu64 ", last is %" PRIu64, wire->first, wire->last);
-        return;
-    }
-    if (!pd_unary_names(call, wire->feed, wire->job))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_SKIP_STEPS, on_skipped);
-    if (!ask)
-        return;
-    copy_feed(ask->of.skip_steps.feed, call);
-    copy_job(ask->of.skip_steps.job, call);
-    ask->of.skip_steps.first = wire->first;
-    ask->of.skip_steps.last = wire->last;
     pd_unary_submit(ask);
 }
 
@@ -200,7 +148,6 @@ static void drain(struct pd_call *call, grpc_byte_buffer *buffer)
 
 const struct pd_method pd_methods_admin[] = {
     PD_UNARY("/packd.v1.Admin/Flush", flush),
-    PD_UNARY("/packd.v1.Admin/SkipSteps", skip_steps),
     PD_UNARY("/packd.v1.Admin/EndFeed", end_feed),
     PD_UNARY("/packd.v1.Admin/DeleteJob", delete_job),
     PD_UNARY("/packd.v1.Admin/Drain", drain),

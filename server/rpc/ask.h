@@ -16,12 +16,12 @@ struct pd_ask {
         struct pd_request_open_stream open_stream;
         struct pd_request_append append;
         struct pd_request_end_stream end_stream;
+        struct pd_request_close_stream close_stream;
         struct pd_request_end_feed end_feed;
         struct pd_request_open_job open_job;
         struct pd_request_commit commit;
         struct pd_request_delivered delivered;
         struct pd_request_flush flush;
-        struct pd_request_skip_steps skip_steps;
         struct pd_request_delete_job delete_job;
         struct pd_request_status status;
     } of;

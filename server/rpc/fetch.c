@@ -1,6 +1,6 @@
 /* Feed.Fetch: batches of one dp_rank, in (step, micro) order, as credit allows.
  *
- *   FetchOpen ──> look the job up ──> [get ──> BatchBegin, chunks ──> delivered]* ──> EndOfFeed, OK
+ *   FetchOpen ──> job by name ──────> [get ──> BatchBegin, chunks ──> delivered]* ──> EndOfFeed, OK
  *                                       └── not ready: Waiting now, at each change and every 2 s
  *
  * Place in the flow: between the clients and serve. Owning thread: the call's. Invariant: the
@@ -25,7 +25,7 @@
 /* Field numbers in FetchResponse and of its payload fields, as they appear on the wire. */
 enum { TAG_BEGIN = 0x0a, TAG_CHUNK = 0x12, TAG_HEADER = 0x2a, TAG_FIRST = 0x0a, TAG_DATA = 0x7a };
 
-enum fetch_state { AWAIT_OPEN, LOOKING_UP, STREAMING, ENDING };
+enum fetch_state { AWAIT_OPEN, STREAMING, ENDING };
 
 struct fetch {
     struct pd_call call;
@@ -48,7 +48,9 @@ struct fetch {
     bool waiting; /* the waiter is registered, or its event is on the way: holds a reference */
     struct pd_wait_info told; /* the last one sent in this wait; reason NONE: none */
     uint64_t told_ns;
-    uint64_t end_step; /* ENDING: steps the job has */
+    uint64_t wait_since_wall_ns; /* when this wait began */
+    bool counted;                /* among the rank's calls */
+    uint64_t end_step;           /* ENDING: steps the job has */
     Packd__V1__FetchOpen *open;
 };
 
@@ -193,12 +195,27 @@ static bool all_sent(const struct fetch *fetch)
 
 /* ---- waiting ---- */
 
+/* Nothing is built before the self-test is over, and only the validator knows of it. */
+static void mind_self_test(const struct fetch *fetch, struct pd_wait_info *info)
+{
+    struct pd_validation_info validation;
+
+    if (info->reason != PD_WAIT_BUILDING || !fetch->call.thread->rpc->options.validation)
+        return;
+    pd_validation_info(fetch->call.thread->rpc->options.validation, &validation);
+    if (!validation.tested)
+        info->reason = PD_WAIT_SELF_TEST;
+}
+
 static void tell_waiting(struct fetch *fetch, const struct pd_wait_info *info)
 {
     Packd__V1__FetchResponse response = PACKD__V1__FETCH_RESPONSE__INIT;
     struct pd_waiting waiting;
 
+    if (fetch->told.reason == PD_WAIT_NONE)
+        fetch->wait_since_wall_ns = info->since_ns ? info->since_ns : pd_clock_wall_ns();
     pd_waiting_make(&waiting, info, fetch->key.micro, fetch->call.thread->rpc->incarnation);
+    waiting.message.since_unix_ms = fetch->wait_since_wall_ns / 1000000u;
     response.what_case = PACKD__V1__FETCH_RESPONSE__WHAT_WAITING;
     response.waiting = &waiting.message;
     fetch->told = *info;
@@ -222,7 +239,8 @@ static void tell_no_credit(struct fetch *fetch)
 
 static bool wait_changed(const struct fetch *fetch, const struct pd_wait_info *info)
 {
-    return fetch->told.reason != info->reason || strcmp(fetch->told.streams, info->streams) != 0;
+    return fetch->told.reason != info->reason || strcmp(fetch->told.streams, info->streams) != 0 ||
+           strcmp(fetch->told.source, info->source) != 0;
 }
 
 static void ready(struct pd_waiter *waiter) /* any thread */
@@ -343,12 +361,26 @@ static void begin_end(struct fetch *fetch, uint64_t steps)
         pd_ask_free(ask);
 }
 
-static void fail_get(struct fetch *fetch, int rc, const struct pd_error *error)
+/* With what the call is about; `lowest` only where the step is trimmed. */
+static void fail_named(struct fetch *fetch, const struct pd_error *error, uint64_t lowest)
+{
+    Packd__V1__ErrorDetail detail = PACKD__V1__ERROR_DETAIL__INIT;
+
+    detail.feed = fetch->feed;
+    detail.job = fetch->job;
+    detail.seq = -1;
+    detail.step = (int64_t)fetch->key.step;
+    detail.lowest_step = error->code == PD_ERANGE ? (int64_t)lowest : -1;
+    pd_call_fail_detail(&fetch->call, error, &detail);
+}
+
+/* `bound` is what pd_serve_get said beside the error. */
+static void fail_get(struct fetch *fetch, int rc, uint64_t bound, const struct pd_error *error)
 {
     if (rc == PD_ECLOSED)
         pd_call_fail_draining(&fetch->call);
     else if (error->code != 0)
-        pd_call_fail(&fetch->call, error);
+        fail_named(fetch, error, bound);
     else
         (void)pd_call_fail_with(&fetch->call, rc, rc == PD_EFENCED ? "FENCED" : "INTERNAL",
                                 "step %" PRIu64 " of job %s: %s", fetch->key.step, fetch->job,
@@ -370,6 +402,7 @@ static void get(struct fetch *fetch)
     int rc = pd_serve_get(fetch->call.thread->rpc->options.serve, &fetch->waiter, &batch, &info,
                           &steps, &error);
     if (rc == PD_EAGAIN) {
+        mind_self_test(fetch, &info);
         if (wait_changed(fetch, &info))
             tell_waiting(fetch, &info);
         return;
@@ -380,7 +413,7 @@ static void get(struct fetch *fetch)
     else if (rc == PD_EEND)
         begin_end(fetch, steps);
     else
-        fail_get(fetch, rc, &error);
+        fail_get(fetch, rc, steps, &error);
     pd_call_unref(&fetch->call);
 }
 
@@ -448,17 +481,10 @@ static void on_end_facts(struct pd_ask *ask)
 
 /* ---- opening ---- */
 
-static int check_open(const struct fetch *fetch, const struct pd_feed_status *feed,
-                      const struct pd_job_status *job, struct pd_error *error)
+static int check_open(struct fetch *fetch, const struct pd_job_info *job, struct pd_error *error)
 {
     const Packd__V1__FetchOpen *open = fetch->open;
 
-    if (!feed)
-        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s",
-                            fetch->feed);
-    if (!job || job->spec.dp_size == 0)
-        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB",
-                            "feed %s has no job %s: call OpenJob first", fetch->feed, fetch->job);
     if (open->generation != job->generation)
         return pd_error_set(error, PD_EFENCED, "FENCED",
                             "job %s is at generation %" PRIu64 ", this call at %" PRIu64
@@ -473,32 +499,30 @@ static int check_open(const struct fetch *fetch, const struct pd_feed_status *fe
     return 0;
 }
 
-static void on_looked_up(struct pd_ask *ask)
+/* Serve has known the job since before OpenJob was answered. */
+static void look_up(struct fetch *fetch)
 {
-    struct fetch *fetch = fetch_of(ask->call);
-    struct pd_call *call = &fetch->call;
+    const struct pd_rpc_options *options = &fetch->call.thread->rpc->options;
     struct pd_error error;
+    struct pd_job_info job;
+    int rc = 0;
 
-    if (pd_call_is_over(call)) {
-        pd_ask_free(ask);
+    if (!pd_config_feed(options->config, fetch->feed, &fetch->key.feed_index))
+        rc = pd_error_set(&error, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %s", fetch->feed);
+    if (rc == 0)
+        rc = pd_serve_job_named(options->serve, fetch->key.feed_index, fetch->job, &job, &error);
+    if (rc == 0)
+        rc = check_open(fetch, &job, &error);
+    if (rc != 0) {
+        fail_named(fetch, &error, 0);
         return;
     }
-    const struct pd_feed_status *feed =
-        ask->of.base.result == 0 ? pd_status_feed(&ask->of.status, fetch->feed) : NULL;
-    const struct pd_job_status *job = pd_status_job(feed, fetch->job);
-    if (ask->of.base.result != 0) {
-        pd_call_fail(call, &ask->of.base.error);
-    } else if (check_open(fetch, feed, job, &error) != 0) {
-        pd_call_fail(call, &error);
-    } else {
-        (void)pd_config_feed(call->thread->rpc->options.config, fetch->feed,
-                             &fetch->key.feed_index);
-        fetch->key.job_id = job->job_id;
-        fetch->accum = job->spec.accum;
-        fetch->state = STREAMING;
-        advance(fetch);
-    }
-    pd_ask_free(ask);
+    fetch->key.job_id = job.job_id;
+    fetch->accum = job.spec.accum;
+    fetch->state = STREAMING;
+    fetch->counted = true;
+    pd_serve_rank_calls(options->serve, &fetch->key, 1);
+    advance(fetch);
 }
 
 static void take_open(struct fetch *fetch, Packd__V1__FetchOpen *open)
@@ -532,10 +556,7 @@ static void take_open(struct fetch *fetch, Packd__V1__FetchOpen *open)
                                 "credit_batches is at least 1, last_step at least first_step");
         return;
     }
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_STATUS, on_looked_up);
-    fetch->state = LOOKING_UP;
-    if (ask && pd_ask_submit(ask) != 0)
-        pd_ask_free(ask);
+    look_up(fetch);
 }
 
 /* ---- the method ---- */
@@ -588,15 +609,18 @@ static void tick(struct pd_call *call)
     struct fetch *fetch = fetch_of(call);
     uint64_t now_ns = pd_clock_mono_ns();
 
-    if (fetch->state != STREAMING || fetch->batch || !pd_call_can_write(call) ||
-        now_ns - fetch->told_ns < WAITING_EVERY_NS)
+    bool due = now_ns - fetch->told_ns >= WAITING_EVERY_NS;
+
+    if (fetch->state != STREAMING || fetch->batch || !pd_call_can_write(call))
         return;
     if (fetch->no_credit_since_ns != 0) {
-        tell_no_credit(fetch);
+        if (due)
+            tell_no_credit(fetch);
     } else if (fetch->waiting) {
         struct pd_wait_info info = {0};
         pd_serve_wait_info(call->thread->rpc->options.serve, &fetch->key, &info);
-        if (info.reason != PD_WAIT_NONE)
+        mind_self_test(fetch, &info);
+        if (info.reason != PD_WAIT_NONE && (due || wait_changed(fetch, &info)))
             tell_waiting(fetch, &info);
     }
 }
@@ -615,6 +639,8 @@ static void closed(struct pd_call *call)
     struct fetch *fetch = fetch_of(call);
 
     let_waiter_go(fetch);
+    if (fetch->counted)
+        pd_serve_rank_calls(call->thread->rpc->options.serve, &fetch->key, -1);
     if (fetch->batch)
         pd_ready_batch_unref(fetch->batch);
     fetch->batch = NULL;

@@ -107,6 +107,16 @@ static int check_texts(const struct pd_call *call, const Packd__V1__OpenJobReque
     return 0;
 }
 
+static void note_rank(struct pd_rpc *rpc, const struct pd_request_open_job *request,
+                      const Packd__V1__OpenJobRequest *wire)
+{
+    const struct pd_batch_key rank = {.feed_index = request->feed_index,
+                                      .job_id = request->job_id,
+                                      .generation = request->generation,
+                                      .dp_rank = wire->dp_rank};
+    pd_serve_rank_opened(rpc->options.serve, &rank, wire->client);
+}
+
 static void on_job_opened(struct pd_ask *ask)
 {
     if (!pd_unary_answered(ask))
@@ -118,6 +128,7 @@ static void on_job_opened(struct pd_ask *ask)
     Packd__V1__OpenJobResponse response = PACKD__V1__OPEN_JOB_RESPONSE__INIT;
     Packd__V1__JobSpec spec;
 
+    note_rank(rpc, request, wire);
     pd_job_spec_fill(&spec, &request->spec, feed);
     spec.arrays = wire->arrays;
     spec.commit_every = wire->commit_every;
@@ -127,6 +138,8 @@ static void on_job_opened(struct pd_ask *ask)
     response.first_step = request->first_step;
     response.spec = &spec;
     response.committed_step = (int64_t)request->committed - 1;
+    response.lowest_step = request->lowest_step;
+    response.created = request->created;
     response.config_digest = pd_feed_config_digest(feed);
     response.planner_version = PD_PLANNER_VERSION;
     response.server_version = (char *)rpc->options.version;
@@ -165,6 +178,8 @@ static void open_job(struct pd_call *call, grpc_byte_buffer *buffer)
         memcpy(request->log_id, pd_log_id(call->thread->rpc->options.log), sizeof(request->log_id));
     request->has_resume_step = wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_RESUME_STEP;
     request->resume_step = request->has_resume_step ? wire->resume_step : 0;
+    request->from_start =
+        wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_FROM_START && wire->from_start;
     pd_unary_submit(ask);
 }
 
@@ -183,6 +198,7 @@ static void on_commit_facts(struct pd_ask *ask)
 
     response.committed_step = job && job->committed > wire->step ? job->committed - 1 : wire->step;
     response.incarnation = ask->call->thread->rpc->incarnation;
+    response.lowest_step = job ? job->lowest_step : 0;
     pd_call_reply(ask->call, &response.base);
     pd_ask_free(ask);
 }

@@ -33,9 +33,13 @@ static void ignore(struct pd_call *call, grpc_byte_buffer *buffer)
     }
 
 static const struct pd_method unbuilt[] = {
-    UNBUILT("/packd.v1.Admin/SetMixture"),   UNBUILT("/packd.v1.Admin/SkipSamples"),
-    UNBUILT("/packd.v1.Admin/DeleteStream"), UNBUILT("/packd.v1.Admin/DeleteFeed"),
-    UNBUILT("/packd.v1.Admin/SelfTest"),     {0},
+    UNBUILT("/packd.v1.Admin/SetMixture"),
+    UNBUILT("/packd.v1.Admin/SkipSamples"),
+    UNBUILT("/packd.v1.Admin/DeleteStream"),
+    UNBUILT("/packd.v1.Admin/DeleteFeed"),
+    UNBUILT("/packd.v1.Admin/SelfTest"),
+    UNBUILT("/packd.v1.Admin/SkipSteps"),
+    {0},
 };
 
 static const struct pd_method unknown = {.path = "unknown",

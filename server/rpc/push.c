@@ -48,14 +48,32 @@ static void on_appended(struct pd_ask *ask)
     push_output(push);
 }
 
+/* NULL: none, or no memory. */
+static struct pd_refusal *refusals_of(const struct pd_door_rejects *rejects)
+{
+    struct pd_refusal *refusals =
+        rejects->count > 0 ? calloc(rejects->count, sizeof(*refusals)) : NULL;
+
+    for (uint32_t i = 0; refusals && i < rejects->count; i++)
+        refusals[i] = (struct pd_refusal){
+            .index = rejects->items[i].index,
+            .count = rejects->items[i].count,
+            .reason = pd_door_reason_name((enum pd_door_reason)rejects->items[i].reason)};
+    return refusals;
+}
+
 static void submit_append(struct push *push, struct pd_block *block,
                           struct pd_door_rejects *rejects, uint64_t bytes)
 {
     struct append *append = calloc(1, sizeof(*append));
-    struct pd_ask *ask = append ? pd_ask_new(&push->call, PD_REQUEST_APPEND, on_appended) : NULL;
+    struct pd_refusal *refusals = refusals_of(rejects);
+    struct pd_ask *ask = append && (refusals || rejects->count == 0)
+                             ? pd_ask_new(&push->call, PD_REQUEST_APPEND, on_appended)
+                             : NULL;
 
     if (!ask) {
         free(append);
+        free(refusals);
         block->release(block);
         pd_door_rejects_fini(rejects);
         pd_credit_release(&push->credit, bytes);
@@ -66,10 +84,13 @@ static void submit_append(struct push *push, struct pd_block *block,
                               .first_seq = block->head.first_seq,
                               .count = block->head.count,
                               .bytes = bytes,
-                              .rejects = *rejects};
+                              .rejects = *rejects,
+                              .refusals = refusals};
     ask->context = append;
     ask->of.append.block = block;
     ask->of.append.epoch = push->epoch;
+    ask->of.append.refusals = refusals;
+    ask->of.append.refusal_count = rejects->count;
     pd_list_push(&push->appends, &append->link);
     push->append_count++;
     push->call.hold_reads = push->append_count >= APPENDS_MAX;
@@ -440,6 +461,8 @@ static void closed(struct pd_call *call)
 {
     struct push *push = push_of(call);
 
+    if (push->state >= STREAMING)
+        push_close_stream(push);
     if (push->block) {
         pd_credit_release(&push->credit, push_block_charged(push->block));
         push_block_free(push->block);

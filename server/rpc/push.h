@@ -43,6 +43,7 @@ struct append {
     uint32_t count;
     uint64_t bytes; /* charged */
     struct pd_door_rejects rejects;
+    struct pd_refusal *refusals; /* the same for the sequencer; NULL: none */
     uint32_t reject_at; /* next one to tell */
 };
 
@@ -72,6 +73,8 @@ bool push_grant(struct push *push);
 void push_output(struct push *push);
 /* Takes the append off the list and its bytes off the credit; drops its reference to the call. */
 void push_append_free(struct push *push, struct append *append);
+/* Tells the sequencer that the call no longer has the stream. */
+void push_close_stream(struct push *push);
 /* Ends the call with what the sequencer answered. */
 void push_fail_request(struct push *push, const struct pd_request *request);
 

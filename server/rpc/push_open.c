@@ -51,18 +51,38 @@ static int check_hello(struct push *push, const Packd__V1__Hello *hello, const c
     return 0;
 }
 
+static void on_closed(struct pd_ask *ask)
+{
+    pd_ask_free(ask);
+}
+
+void push_close_stream(struct push *push)
+{
+    struct pd_ask *ask = pd_ask_new(&push->call, PD_REQUEST_CLOSE_STREAM, on_closed);
+
+    if (!ask)
+        return;
+    ask->of.close_stream.stream_id = push->stream_id;
+    ask->of.close_stream.epoch = push->epoch;
+    if (pd_ask_submit(ask) != 0)
+        pd_ask_free(ask);
+}
+
 static void on_opened(struct pd_ask *ask)
 {
     struct push *push = push_of(ask->call);
     const struct pd_request_open_stream *request = &ask->of.open_stream;
 
-    if (request->base.result != 0 && !pd_call_is_over(&push->call)) {
+    push->stream_id = request->stream_id;
+    push->epoch = request->epoch;
+    if (pd_call_is_over(&push->call)) {
+        if (request->base.result == 0)
+            push_close_stream(push);
+    } else if (request->base.result != 0) {
         push_fail_request(push, &request->base);
-    } else if (!pd_call_is_over(&push->call)) {
-        push->stream_id = request->stream_id;
+    } else {
         push->lane = request->lane;
         push->source_id = request->source_id;
-        push->epoch = request->epoch;
         push->next_seq = push->durable_seq = request->next_seq;
         push->stream_was_ended = request->ended;
         push->state = STREAMING;

@@ -142,6 +142,7 @@ void push_append_free(struct push *push, struct append *append)
     push->append_count--;
     pd_credit_release(&push->credit, append->bytes);
     pd_door_rejects_fini(&append->rejects);
+    free(append->refusals);
     pd_ask_free(append->ask);
     free(append);
 }

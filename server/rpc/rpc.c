@@ -364,6 +364,11 @@ const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count)
     return (const char *const *)rpc->addresses;
 }
 
+uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc)
+{
+    return rpc->incarnation;
+}
+
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving)
 {
     atomic_store(&rpc->serving, serving);

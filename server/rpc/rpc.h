@@ -15,6 +15,7 @@
 #include "server/log.h"
 #include "server/sequencer.h"
 #include "server/serve.h"
+#include "server/validate.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,6 +28,7 @@ struct pd_rpc_options {
     struct pd_log *log;
     struct pd_sequencer *sequencer;
     struct pd_serve *serve;
+    struct pd_validation *validation; /* for Status and Waiting */
     const char *version; /* of the program, for Welcome, OpenJob and Status */
     /* Admin.Drain was called (undo: take work again). Any rpc thread; must only post. The rpc side
      * has switched already. May be NULL. */
@@ -42,6 +44,8 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc,
 /* What is listened on, "host:port" with the port that was bound, or "unix:/path"; as many as
  * config->listen, owned by rpc. */
 const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count);
+/* Random per start: on the wire, so that clients see a restart. */
+uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
 /* Stops taking new work, as Admin.Drain. Any thread; at once. */

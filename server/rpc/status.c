@@ -2,11 +2,13 @@
  *
  * Place in the flow: operators, dashboards and packctl look here. Owning thread: the call's. An
  * answer is made in one arena and freed when it is serialised. Nothing here changes anything. */
+#include "server/metrics_process.h"
 #include "server/rpc/arena.h"
 #include "server/rpc/job_spec.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/waiting.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define STREAMS_MAX 1000
@@ -18,18 +20,63 @@ struct report {
     const Packd__V1__StatusRequest *wire;
 };
 
-static Packd__V1__ServedPositions *served_of(struct report *report, uint32_t feed_index)
+static Packd__V1__ServedPositions *served_of(struct report *report,
+                                             const struct pd_served_totals *totals)
 {
     Packd__V1__ServedPositions *served = pd_arena_take(&report->arena, sizeof(*served));
-    struct pd_served_totals totals;
 
     packd__v1__served_positions__init(served);
-    pd_serve_totals(report->rpc->options.serve, feed_index, &totals);
-    served->real = totals.real_tokens;
-    served->tail = totals.tail_tokens;
-    served->gap = totals.gap_tokens;
-    served->row_padding = totals.row_padding_tokens;
+    served->real = totals->real_tokens;
+    served->tail = totals->tail_tokens;
+    served->gap = totals->gap_tokens;
+    served->row_padding = totals->row_padding_tokens;
     return served;
+}
+
+static Packd__V1__Waiting *waiting_of(struct report *report, const struct pd_wait_info *info,
+                                      uint32_t micro)
+{
+    struct pd_waiting *waiting = pd_arena_take(&report->arena, sizeof(*waiting));
+
+    pd_waiting_make(waiting, info, micro, report->rpc->incarnation);
+    return &waiting->message;
+}
+
+/* ---- jobs ---- */
+
+static void fill_ranks(struct report *report, Packd__V1__JobStatus *out,
+                       const struct pd_job_view *view)
+{
+    out->ranks = pd_arena_take(&report->arena, (view->rank_count + 1) * sizeof(*out->ranks));
+    for (uint32_t i = 0; i < view->rank_count; i++) {
+        const struct pd_rank_view *from = &view->ranks[i];
+        Packd__V1__RankStatus *rank = pd_arena_take(&report->arena, sizeof(*rank));
+        packd__v1__rank_status__init(rank);
+        rank->dp_rank = from->dp_rank;
+        rank->calls = from->calls;
+        rank->delivered_step = (int64_t)from->delivered - 1;
+        rank->client = pd_arena_take(&report->arena, sizeof(from->client));
+        memcpy(rank->client, from->client, sizeof(from->client));
+        if (from->waiting)
+            rank->waiting = waiting_of(report, &from->wait, from->wait_micro);
+        out->ranks[out->n_ranks++] = rank;
+    }
+}
+
+/* What serve counts of the job; nothing where the job has just gone. */
+static void fill_serving(struct report *report, Packd__V1__JobStatus *out, uint32_t feed_index,
+                         uint32_t job_id)
+{
+    struct pd_job_view view;
+
+    if (pd_serve_job_view(report->rpc->options.serve, feed_index, job_id, &view) != 0)
+        return;
+    out->served = served_of(report, &view.totals);
+    out->batches_served = view.totals.batches;
+    out->bytes_served = view.totals.bytes;
+    out->ready_batches = view.ready_batches;
+    fill_ranks(report, out, &view);
+    free(view.ranks);
 }
 
 static void fill_job(struct report *report, Packd__V1__JobStatus *out,
@@ -49,13 +96,16 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->planned_step = (int64_t)planned - 1;
     out->delivered_step = (int64_t)job->delivered - 1;
     out->committed_step = (int64_t)job->committed - 1;
+    out->lowest_step = job->lowest_step;
     out->lag_steps = planned > job->delivered ? planned - job->delivered : 0;
+    out->last_commit_unix_ms = job->committed_wall_ns / 1000000u;
     out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
     out->started = steps.step_packs != 0;
 }
 
 static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,
-                      const struct pd_feed_status *feed, const struct pd_feed_config *config)
+                      const struct pd_feed_status *feed, const struct pd_feed_config *config,
+                      uint32_t feed_index)
 {
     out->jobs = pd_arena_take(&report->arena, (feed->job_count + 1) * sizeof(*out->jobs));
     for (uint32_t i = 0; i < feed->job_count; i++) {
@@ -63,9 +113,12 @@ static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,
             continue;
         Packd__V1__JobStatus *job = pd_arena_take(&report->arena, sizeof(*job));
         fill_job(report, job, feed, &feed->jobs[i], config);
+        fill_serving(report, job, feed_index, feed->jobs[i].job_id);
         out->jobs[out->n_jobs++] = job;
     }
 }
+
+/* ---- streams ---- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -79,10 +132,13 @@ static void fill_stream(Packd__V1__StreamStatus *out, const struct pd_stream_sta
     packd__v1__stream_status__init(out);
     out->name = (char *)stream->name;
     out->source = (char *)stream->source;
+    out->producer = (char *)stream->producer;
     out->next_seq = stream->next_seq;
     out->ended = stream->ended;
     out->connected = stream->connected;
     out->content_id = (char *)stream->content_id;
+    out->held_bytes = stream->log_bytes;
+    out->last_unix_ms = stream->last_wall_ns / 1000000u;
 }
 
 /* A page of streams in the order of their names. */
@@ -111,6 +167,20 @@ static void fill_streams(struct report *report, Packd__V1__FeedStatus *out,
     }
 }
 
+static void fill_rejects(struct report *report, Packd__V1__IngestCounters *ingest,
+                         const struct pd_feed_status *feed)
+{
+    ingest->rejects =
+        pd_arena_take(&report->arena, (feed->refusal_count + 1) * sizeof(*ingest->rejects));
+    for (uint32_t i = 0; i < feed->refusal_count; i++) {
+        Packd__V1__ReasonCount *count = pd_arena_take(&report->arena, sizeof(*count));
+        packd__v1__reason_count__init(count);
+        count->reason = (char *)feed->refusals[i].reason;
+        count->count = feed->refusals[i].count;
+        ingest->rejects[ingest->n_rejects++] = count;
+    }
+}
+
 static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out,
                         const struct pd_feed_status *feed)
 {
@@ -122,29 +192,29 @@ static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out,
         ingest->samples += stream->samples;
         ingest->tokens += stream->tokens;
         ingest->bytes += stream->bytes;
+        ingest->blocks += stream->blocks;
         ingest->duplicates += stream->duplicates;
         out->streams_ended += stream->ended;
+        out->log_bytes += stream->log_bytes;
     }
+    fill_rejects(report, ingest, feed);
     ingest->cut = feed->planner.truncated_samples;
     ingest->split = feed->planner.split_samples;
     ingest->skipped = feed->planner.skipped_samples;
     out->ingest = ingest;
 }
 
-/* What planning waits for, by the first job's next step where there is one. */
-static void fill_waiting(struct report *report, Packd__V1__FeedStatus *out,
-                         const struct pd_feed_status *feed)
+static void fill_serving_of_feed(struct report *report, Packd__V1__FeedStatus *out, uint32_t index)
 {
-    if (!feed->waiting || feed->ended)
-        return;
-    struct pd_waiting *waiting = pd_arena_take(&report->arena, sizeof(*waiting));
-    struct pd_wait_info info = {.since_ns = feed->waiting_since_ns,
-                                .samples_needed = feed->want.samples_needed};
-    info.reason = feed->stream_count == 0                    ? PD_WAIT_NO_STREAMS
-                  : out->streams_ended == feed->stream_count ? PD_WAIT_ALL_STREAMS_ENDED
-                                                             : PD_WAIT_SAMPLES;
-    pd_waiting_make(waiting, &info, 0, report->rpc->incarnation);
-    out->waiting = &waiting->message;
+    struct pd_serve *serve = report->rpc->options.serve;
+    struct pd_served_totals totals;
+    struct pd_wait_info wait;
+
+    pd_serve_totals(serve, index, &totals);
+    out->served = served_of(report, &totals);
+    pd_serve_feed_wait(serve, index, &wait);
+    if (wait.reason != PD_WAIT_NONE)
+        out->waiting = waiting_of(report, &wait, 0);
 }
 
 static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
@@ -169,14 +239,14 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->packed_samples = feed->planner.samples;
     out->packed_tokens = feed->planner.real_tokens;
     fill_ingest(report, out, feed);
-    fill_waiting(report, out, feed);
     if (report->wire->streams)
         fill_streams(report, out, feed);
     if (!config)
         return;
     out->config_digest = pd_feed_config_digest(config);
-    out->served = served_of(report, index);
-    fill_jobs(report, out, feed, config);
+    out->log_max_bytes = pd_config_feed_bytes(report->rpc->options.config, config);
+    fill_serving_of_feed(report, out, index);
+    fill_jobs(report, out, feed, config, index);
 }
 
 static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
@@ -205,27 +275,64 @@ static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
     out->fetch_calls = atomic_load(&rpc->fetch_calls);
 }
 
-static void fill_resources(struct report *report, Packd__V1__StatusResponse *out)
+static void fill_log(struct report *report, Packd__V1__StatusResponse *out,
+                     const struct pd_request_status *status)
 {
     const struct pd_rpc_options *options = &report->rpc->options;
-    struct pd_serve_gauges gauges;
 
-    pd_serve_gauges(options->serve, &gauges);
     out->log = pd_arena_take(&report->arena, sizeof(*out->log));
     packd__v1__log_status__init(out->log);
     out->log->bytes = pd_log_used_bytes(options->log);
     out->log->max_bytes = options->config->log_max_bytes;
+    out->log->records = status->records;
+    out->log->state = pd_sequencer_log_full(options->sequencer) ? PACKD__V1__LOG_STATE__LOG_FULL
+                                                                : PACKD__V1__LOG_STATE__LOG_OK;
+    for (uint32_t i = 0; i < status->feed_count; i++)
+        if (status->feeds[i].snapshot_packs > out->log->snapshot_pack)
+            out->log->snapshot_pack = status->feeds[i].snapshot_packs;
+}
+
+static void fill_memory(struct report *report, Packd__V1__StatusResponse *out,
+                        const struct pd_serve_gauges *gauges)
+{
     out->memory = pd_arena_take(&report->arena, sizeof(*out->memory));
     packd__v1__memory_status__init(out->memory);
-    out->memory->batches_bytes = gauges.ready_bytes;
-    out->memory->batches_max_bytes = gauges.ready_bytes_max;
+    out->memory->batches_bytes = gauges->ready_bytes;
+    out->memory->batches_max_bytes = gauges->ready_bytes_max;
     out->memory->ingest_bytes = pd_credit_reserved_bytes(&report->rpc->credit);
     out->memory->ingest_max_bytes = report->rpc->credit.max_bytes;
-    out->validator = pd_arena_take(&report->arena, sizeof(*out->validator));
-    packd__v1__validator_status__init(out->validator);
-    out->validator->fraction = options->config->validate_fraction;
-    out->validator->structural = gauges.built_total;
-    out->validator->violations = gauges.violations_total;
+    out->memory->anonymous_bytes = pd_process_anonymous_bytes();
+}
+
+static void fill_validator(struct report *report, Packd__V1__StatusResponse *out,
+                           const struct pd_serve_gauges *gauges)
+{
+    const struct pd_rpc_options *options = &report->rpc->options;
+    struct pd_validation_info *info = pd_arena_take(&report->arena, sizeof(*info));
+    Packd__V1__ValidatorStatus *validator = pd_arena_take(&report->arena, sizeof(*validator));
+
+    packd__v1__validator_status__init(validator);
+    pd_validation_info(options->validation, info);
+    validator->backend = strcmp(info->backend, "off") == 0 ? (char *)"none" : info->backend;
+    validator->device = info->device;
+    validator->self_test_passed = info->tested && info->passed;
+    validator->fraction = options->config->validate_fraction;
+    validator->structural = gauges->built_total;
+    validator->probed = gauges->probed_total;
+    validator->violations = gauges->violations_total;
+    validator->rebuilt = gauges->rebuilt_total;
+    out->validator = validator;
+}
+
+static void fill_resources(struct report *report, Packd__V1__StatusResponse *out,
+                           const struct pd_request_status *status)
+{
+    struct pd_serve_gauges gauges;
+
+    pd_serve_gauges(report->rpc->options.serve, &gauges);
+    fill_log(report, out, status);
+    fill_memory(report, out, &gauges);
+    fill_validator(report, out, &gauges);
 }
 
 static void answer_status(struct pd_call *call, const struct pd_request_status *status)
@@ -235,7 +342,7 @@ static void answer_status(struct pd_call *call, const struct pd_request_status *
                             .wire = (const void *)pd_unary_of(call)->request};
 
     fill_server(&report, &response);
-    fill_resources(&report, &response);
+    fill_resources(&report, &response, status);
     response.feeds =
         pd_arena_take(&report.arena, (status->feed_count + 1) * sizeof(*response.feeds));
     for (uint32_t i = 0; i < status->feed_count; i++) {

@@ -5,51 +5,36 @@
 #include <stdio.h>
 #include <string.h>
 
-static Packd__V1__WaitReason reason_of(enum pd_wait_reason reason)
-{
-    switch (reason) {
-    case PD_WAIT_NONE:
-        break;
-    case PD_WAIT_SAMPLES:
-        return PACKD__V1__WAIT_REASON__WAIT_SAMPLES;
-    case PD_WAIT_ALL_STREAMS_ENDED:
-        return PACKD__V1__WAIT_REASON__WAIT_ALL_STREAMS_ENDED_FEED_OPEN;
-    case PD_WAIT_NO_STREAMS:
-        return PACKD__V1__WAIT_REASON__WAIT_STREAM;
-    case PD_WAIT_BUILDING:
-        return PACKD__V1__WAIT_REASON__WAIT_BUILD;
-    case PD_WAIT_MEMORY:
-        return PACKD__V1__WAIT_REASON__WAIT_MEMORY;
-    case PD_WAIT_HORIZON:
-        return PACKD__V1__WAIT_REASON__WAIT_HORIZON;
-    case PD_WAIT_STOPPED:
-        return PACKD__V1__WAIT_REASON__WAIT_HALTED;
-    }
-    return PACKD__V1__WAIT_REASON__WAIT_UNSPECIFIED;
-}
-
-static const char *words_of(enum pd_wait_reason reason)
-{
-    switch (reason) {
-    case PD_WAIT_NONE:
-        break;
-    case PD_WAIT_SAMPLES:
-        return "the window needs more samples";
-    case PD_WAIT_ALL_STREAMS_ENDED:
-        return "all streams have ended, but nobody has ended the feed (packctl end-feed)";
-    case PD_WAIT_NO_STREAMS:
-        return "no producer has opened a stream yet";
-    case PD_WAIT_BUILDING:
-        return "the batch is planned and being built";
-    case PD_WAIT_MEMORY:
-        return "no room in memory.batches until other ranks read theirs";
-    case PD_WAIT_HORIZON:
-        return "too far ahead of what the job's other ranks have received (plan_ahead)";
-    case PD_WAIT_STOPPED:
-        return "the feed is halted by a violation; see the server's log";
-    }
-    return "";
-}
+/* What the client is told of a reason: the wire's and the words. */
+static const struct {
+    Packd__V1__WaitReason wire;
+    const char *words;
+} reasons[] = {
+    [PD_WAIT_NONE] = {PACKD__V1__WAIT_REASON__WAIT_UNSPECIFIED, ""},
+    [PD_WAIT_SAMPLES] = {PACKD__V1__WAIT_REASON__WAIT_SAMPLES, "the window needs more samples"},
+    [PD_WAIT_LANE] = {PACKD__V1__WAIT_REASON__WAIT_LANE,
+                      "the lane whose turn it is has no sample left"},
+    [PD_WAIT_STREAM] = {PACKD__V1__WAIT_REASON__WAIT_STREAM,
+                        "a producer that has to come has not opened its stream yet"},
+    [PD_WAIT_ALL_STREAMS_ENDED] =
+        {PACKD__V1__WAIT_REASON__WAIT_ALL_STREAMS_ENDED_FEED_OPEN,
+         "all streams have ended, but nobody has ended the feed (packctl end-feed)"},
+    [PD_WAIT_PLAN] = {PACKD__V1__WAIT_REASON__WAIT_PLAN, "planning is under way"},
+    [PD_WAIT_HORIZON] = {PACKD__V1__WAIT_REASON__WAIT_HORIZON,
+                         "too far ahead of what a trainer has received whole (plan_ahead)"},
+    [PD_WAIT_LOG_FULL] = {PACKD__V1__WAIT_REASON__WAIT_LOG_FULL,
+                          "the log is full: producers have no credit"},
+    [PD_WAIT_BUILDING] = {PACKD__V1__WAIT_REASON__WAIT_BUILD,
+                          "the batch is planned and being built"},
+    [PD_WAIT_MEMORY] = {PACKD__V1__WAIT_REASON__WAIT_MEMORY,
+                        "no room in memory.batches until other ranks read theirs"},
+    [PD_WAIT_SELF_TEST] = {PACKD__V1__WAIT_REASON__WAIT_SELF_TEST,
+                           "the validator's self-test comes first"},
+    [PD_WAIT_STOPPED] = {PACKD__V1__WAIT_REASON__WAIT_HALTED,
+                         "the feed has stopped and needs an operator; see its status"},
+    [PD_WAIT_DIVERGED] = {PACKD__V1__WAIT_REASON__WAIT_DIVERGED,
+                          "planning again gave another plan; needs an operator"},
+};
 
 static void begin(struct pd_waiting *waiting, uint64_t step, uint32_t micro, uint64_t since_ns,
                   uint64_t incarnation)
@@ -77,19 +62,29 @@ static void split_names(struct pd_waiting *waiting, const char *names)
     }
     waiting->message.streams = waiting->streams;
     waiting->message.n_streams = count;
-    waiting->message.streams_total = (uint32_t)count;
+    if (waiting->message.streams_total < count)
+        waiting->message.streams_total = (uint32_t)count;
 }
 
 void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
                      uint64_t incarnation)
 {
     begin(waiting, info->step, micro, info->since_ns, incarnation);
-    waiting->message.reason = reason_of(info->reason);
+    waiting->message.reason = reasons[info->reason].wire;
+    waiting->message.streams_total = info->streams_total;
+    if (info->source[0]) {
+        memcpy(waiting->source, info->source, sizeof(waiting->source));
+        waiting->sources[0] = waiting->source;
+        waiting->message.sources = waiting->sources;
+        waiting->message.n_sources = 1;
+    }
     waiting->message.samples_needed = info->samples_needed;
     waiting->message.packs_missing = info->packs_missing;
     split_names(waiting, info->streams);
-    (void)snprintf(waiting->text, sizeof(waiting->text), "step %" PRIu64 ": %s%s%s", info->step,
-                   words_of(info->reason), info->streams[0] ? ": " : "", info->streams);
+    bool named = info->source[0] || info->streams[0];
+    (void)snprintf(waiting->text, sizeof(waiting->text), "step %" PRIu64 ": %s%s%s%s%s", info->step,
+                   reasons[info->reason].words, named ? ": " : "", info->source,
+                   info->source[0] && info->streams[0] ? ": " : "", info->streams);
 }
 
 void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,

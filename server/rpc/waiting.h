@@ -12,7 +12,9 @@ struct pd_waiting {
     Packd__V1__Waiting message;
     char names[256];
     char *streams[PD_WAITING_NAMES_MAX];
-    char text[400];
+    char source[PD_NAME_MAX + 1];
+    char *sources[1];
+    char text[480];
 };
 
 void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,

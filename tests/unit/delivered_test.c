@@ -38,6 +38,10 @@ static void test_against_a_table(void **state)
         assert_int_equal(complete, !table[step][index] && left[step] == 0);
         table[step][index] = true;
         assert_int_equal(pd_delivered_complete(&d, 1000 + step), left[step] == 0);
+        bool all = true;
+        for (uint32_t i = index % 7; i < COUNT; i += 7)
+            all = all && table[step][i];
+        assert_int_equal(pd_delivered_some(&d, 1000 + step, index % 7, 7, COUNT), all);
     }
     uint32_t open = 0;
     for (int i = 0; i < STEPS; i++)

@@ -84,6 +84,69 @@ static void test_streams(void **unused)
     seq_finish(&c);
 }
 
+/* Refused samples are counted apart, by reason, and survive a restart; a call that is gone is no
+ * longer connected, unless a newer one has the stream. */
+static void test_refusals_and_close(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    seq_new(&c, "refusals");
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    const uint32_t lengths[] = {10, 20, 30, 40, 50};
+    const uint8_t rejected[] = {0, 1, 1, 0, 1};
+    const struct pd_refusal refusals[] = {{.index = 1, .count = 2, .reason = "BAD_MASK"},
+                                          {.index = 4, .count = 1, .reason = "BAD_WEIGHT"}};
+    for (uint64_t first = 0; first < 4; first += 2) { /* the second block overlaps by three */
+        struct seq_block_spec spec = {.first_seq = first,
+                                      .count = 5,
+                                      .lengths = lengths,
+                                      .rejected = rejected,
+                                      .labels = true};
+        struct pd_request_append push = {.base.kind = PD_REQUEST_APPEND,
+                                         .block = seq_block(&a, &spec),
+                                         .epoch = a.open.epoch,
+                                         .refusals = refusals,
+                                         .refusal_count = 2};
+        assert_int_equal(seq_call(&c, &push.base), 0);
+        assert_int_equal(push.durable_seq, first + 5);
+    }
+    struct seq_stream newer = a;
+    assert_int_equal(seq_open(&c, &newer), 0);
+    struct pd_request_close_stream close = {
+        .base.kind = PD_REQUEST_CLOSE_STREAM, .stream_id = a.open.stream_id, .epoch = a.open.epoch};
+    for (int restart = 0; restart < 2; restart++) {
+        assert_int_equal(seq_call(&c, &close.base), 0); /* the older call goes */
+        struct pd_request_status status = seq_status(&c);
+        const struct pd_feed_status *feed = &status.feeds[0];
+        assert_true(status.records >= 4);
+        assert_int_equal(feed->streams[0].samples, 2 + 1);
+        assert_int_equal(feed->streams[0].rejected, 3 + 1);
+        assert_int_equal(feed->streams[0].bytes, (10 + 40 + 40) * 8);
+        assert_int_equal(feed->streams[0].blocks, 2);
+        assert_true(feed->streams[0].log_bytes >= 2 * (10 + 20 + 30 + 40 + 50) * 8);
+        assert_true(feed->streams[0].last_wall_ns > 0);
+        assert_int_equal(feed->streams[0].connected, restart == 0);
+        assert_int_equal(feed->refusal_count, 2);
+        assert_string_equal(feed->refusals[0].reason, "BAD_MASK");
+        assert_int_equal(feed->refusals[0].count, 2);
+        assert_string_equal(feed->refusals[1].reason, "BAD_WEIGHT");
+        assert_int_equal(feed->refusals[1].count, 2);
+        pd_status_fini(&status);
+        if (restart == 0) {
+            seq_case_stop(&c);
+            seq_start(&c);
+        }
+    }
+    assert_int_equal(seq_open(&c, &newer), 0);
+    close.epoch = newer.open.epoch;
+    assert_int_equal(seq_call(&c, &close.base), 0);
+    struct pd_request_status status = seq_status(&c);
+    assert_false(status.feeds[0].streams[0].connected);
+    pd_status_fini(&status);
+    seq_finish(&c);
+}
+
 /* Many streams: each is found again, and the list of those waited for is cut. */
 static void test_many_streams(void **unused)
 {
@@ -213,6 +276,8 @@ static void test_ordered(void **unused)
     assert_int_equal(seq_push_lengths(&c, &a, 0, 40, 32, &answer), 0);
     assert_true(c.serve.progress[0].waiting);
     assert_string_equal(c.serve.progress[0].want_streams, "b");
+    assert_int_equal(c.serve.progress[0].want_streams_total, 1);
+    assert_true(c.serve.progress[0].want_unseen);
     seq_case_stop(&c);
     seq_start(&c); /* between the two */
     struct pd_request_status status = seq_status(&c);
@@ -255,7 +320,8 @@ static void test_sources(void **unused)
     assert_int_equal(seq_open(&c, &a), 0);
     assert_int_equal(seq_push_lengths(&c, &a, 0, 60, 32, &answer), 0);
     assert_true(c.serve.progress[0].waiting);
-    assert_string_equal(c.serve.progress[0].want_streams, "(source s1)");
+    assert_string_equal(c.serve.progress[0].want_streams, "");
+    assert_string_equal(c.serve.progress[0].want_source, "s1");
     assert_int_equal(seq_open(&c, &b), 0);
     assert_int_equal(b.open.lane, 1);
     assert_int_equal(b.open.source_id, 2);
@@ -310,10 +376,12 @@ static void test_job_specs(void **unused)
     assert_int_equal(seq_call(&c, &open.base), 0);
     assert_int_equal(open.generation, 1);
     assert_int_equal(open.first_step, 0);
+    assert_true(open.created);
     assert_int_equal(c.serve.opened, 1);
     /* the second rank joins; with another spec it is refused and told both values */
     assert_int_equal(open_job(&c, &open, 2, 2, "w1"), 0);
     assert_int_equal(open.generation, 1);
+    assert_false(open.created);
     assert_int_equal(open_job(&c, &open, 4, 1, "w1"), PD_EMISMATCH);
     assert_string_equal(open.base.error.reason, "SPEC_MISMATCH");
     assert_non_null(strstr(open.base.error.text, "dp_size 2"));
@@ -339,6 +407,32 @@ static void new_committed(struct seq_case *c, const char *name)
     assert_int_equal(seq_push_lengths(c, &a, 0, 100, 60, &answer), 0);
     assert_int_equal(seq_commit(c, "feed0", "j", 1, 3, 2, &error), PD_EINVAL);
     assert_int_equal(seq_commit(c, "feed0", "j", 1, 2, 2, &error), 0);
+}
+
+/* from_start begins at the lowest step, whatever has been committed, with and without a world. */
+static void test_from_start(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    new_committed(&c, "start");
+    struct pd_request_open_job open = seq_job_request("feed0", "j", 2, 2, 1, "");
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    assert_int_equal(open.first_step, 3);
+    open = seq_job_request("feed0", "j", 2, 2, 1, "");
+    open.from_start = true;
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    assert_int_equal(open.first_step, 0);
+    assert_int_equal(open.lowest_step, 0);
+    assert_int_equal(open.committed, 3);
+    open = seq_job_request("feed0", "j", 2, 2, 1, "w2");
+    open.from_start = true;
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    assert_int_equal(open.generation, 2);
+    assert_int_equal(open.first_step, 0);
+    /* the world's other ranks begin there too */
+    assert_int_equal(open_job(&c, &open, 2, 2, "w2"), 0);
+    assert_int_equal(open.first_step, 0);
+    seq_finish(&c);
 }
 
 static void test_job_commits(void **unused)
@@ -426,6 +520,7 @@ static void test_horizon(void **unused)
     assert_int_equal(seq_push_lengths(&c, &a, 0, 200, 60, &answer), 0);
     assert_int_equal(c.serve.progress[0].packs_planned, 10);
     assert_false(c.serve.progress[0].waiting);
+    assert_true(c.serve.progress[0].at_horizon);
     struct pd_request_open_job open = seq_job_request("feed0", "j", 4, 2, 1, "w1");
     assert_int_equal(seq_call(&c, &open.base), 0);
     assert_int_equal(c.serve.progress[0].packs_planned, 16); /* two steps */
@@ -441,6 +536,7 @@ static void test_horizon(void **unused)
     assert_int_equal(seq_deliver(&c, 0, 0, 21), 0);
     assert_int_equal(c.serve.progress[0].packs_planned, 185); /* the window holds the last 15 */
     assert_true(c.serve.progress[0].waiting);
+    assert_false(c.serve.progress[0].at_horizon);
     assert_string_equal(c.serve.progress[0].want_streams, "a");
     seq_finish(&c);
 }
@@ -620,7 +716,8 @@ static void test_threads(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams),         cmocka_unit_test(test_many_streams),
+        cmocka_unit_test(test_streams),         cmocka_unit_test(test_refusals_and_close),
+        cmocka_unit_test(test_from_start),      cmocka_unit_test(test_many_streams),
         cmocka_unit_test(test_two_feeds),       cmocka_unit_test(test_declared_end),
         cmocka_unit_test(test_ordered),         cmocka_unit_test(test_sources),
         cmocka_unit_test(test_job_specs),       cmocka_unit_test(test_job_commits),

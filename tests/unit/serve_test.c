@@ -500,6 +500,71 @@ static void test_delivered_totals(void **state)
     serve_bench_fini(&b);
 }
 
+/* A job's own view: totals across generations, its ranks in the present one. */
+static void test_job_view(void **state)
+{
+    (void)state;
+    struct serve_bench b;
+    struct pd_job_view view;
+    struct pd_job_info info;
+    struct pd_error error;
+    serve_bench_init(&b, &(struct serve_bench_options){
+                             .packs = 16, .planned = 8, .dp_size = 2, .rows = 1, .accum = 2});
+    assert_int_equal(pd_serve_job_named(b.serve, 0, b.job.spec.name, &info, &error), 0);
+    assert_int_equal(info.job_id, b.job.job_id);
+    assert_int_equal(pd_serve_job_named(b.serve, 0, "nobody", &info, &error), PD_ENOTFOUND);
+    assert_string_equal(error.reason, "UNKNOWN_JOB");
+    struct pd_batch_key one = serve_bench_key(&b, 0, 0, 1);
+    pd_serve_rank_opened(b.serve, &one, "host-1");
+    pd_serve_rank_calls(b.serve, &one, 1);
+    pd_serve_rank_calls(b.serve, &one, 1);
+    pd_serve_rank_calls(b.serve, &one, -1);
+    serve_deliver(&b, serve_bench_key(&b, 0, 0, 1));
+    assert_int_equal(pd_serve_job_view(b.serve, 0, b.job.job_id, &view), 0);
+    assert_int_equal(view.rank_count, 1);
+    assert_int_equal(view.ranks[0].dp_rank, 1);
+    assert_int_equal(view.ranks[0].calls, 1);
+    assert_int_equal(view.ranks[0].delivered, 0); /* one of its two batches */
+    assert_string_equal(view.ranks[0].client, "host-1");
+    assert_false(view.ranks[0].waiting);
+    assert_int_equal(view.totals.batches, 1);
+    free(view.ranks);
+    serve_deliver(&b, serve_bench_key(&b, 0, 1, 1)); /* rank 0 has nothing yet */
+    struct serve_rank waits;
+    struct pd_ready_batch *batch;
+    serve_rank_init(&waits, serve_bench_key(&b, 2, 1, 1));
+    assert_int_equal(serve_rank_get(&b, &waits, &batch), PD_EAGAIN);
+    assert_int_equal(pd_serve_job_view(b.serve, 0, b.job.job_id, &view), 0);
+    assert_int_equal(view.ranks[0].delivered, 1);
+    assert_true(view.ranks[0].waiting);
+    assert_int_equal(view.ranks[0].wait.step, 2);
+    assert_int_equal(view.ranks[0].wait_micro, 1);
+    assert_int_equal(view.ready_batches, 2);
+    assert_true(view.totals.bytes > 2 * 256 * 4);
+    free(view.ranks);
+    assert_true(pd_serve_cancel(b.serve, &waits.waiter));
+    serve_rank_fini(&waits);
+    b.job.generation++;
+    b.job.lowest_step = 1;
+    pd_serve_job_opened(b.serve, &b.job);
+    pd_serve_rank_calls(b.serve, &one, -1); /* of the old world: nobody's */
+    assert_int_equal(pd_serve_job_view(b.serve, 0, b.job.job_id, &view), 0);
+    assert_int_equal(view.rank_count, 0);
+    assert_int_equal(view.ready_batches, 0);
+    assert_int_equal(view.totals.batches, 2);
+    assert_int_equal(view.lowest_step, 1);
+    free(view.ranks);
+    /* a trimmed step names the lowest */
+    struct pd_waiter waiter = {.key = serve_bench_key(&b, 0, 0, 1)};
+    struct pd_wait_info wait;
+    uint64_t bound = 0;
+    waiter.key.generation = b.job.generation;
+    assert_int_equal(pd_serve_get(b.serve, &waiter, &batch, &wait, &bound, &error), PD_ERANGE);
+    assert_string_equal(error.reason, "STEP_TRIMMED");
+    assert_int_equal(bound, 1);
+    serve_bench_fini(&b);
+}
+
 static void test_totals_of_a_step_are_computed_once(void **state)
 {
     (void)state;
@@ -557,10 +622,32 @@ static void test_wait_reasons(void **state)
     assert_int_equal(info.packs_missing, 3);
     p->streams_ended = 0;
     serve_bench_advance(&b, 5, false);
-    assert_int_equal(reason_of(&b, 1, &info), PD_WAIT_NO_STREAMS);
+    assert_int_equal(reason_of(&b, 1, &info), PD_WAIT_STREAM);
     p->streams_open = 1;
+    p->want_unseen = true;
+    serve_bench_advance(&b, 5, false);
+    assert_int_equal(reason_of(&b, 1, &info), PD_WAIT_STREAM);
+    p->want_unseen = false;
+    p->log_full = true;
+    serve_bench_advance(&b, 5, false);
+    assert_int_equal(reason_of(&b, 1, &info), PD_WAIT_LOG_FULL);
+    p->log_full = false;
+    b.feed.rules.lane_count = 2;
+    strcpy(p->want_source, "web");
+    serve_bench_advance(&b, 5, false);
+    assert_int_equal(reason_of(&b, 1, &info), PD_WAIT_LANE);
+    assert_string_equal(info.source, "web");
+    pd_serve_feed_wait(b.serve, 0, &info);
+    assert_int_equal(info.reason, PD_WAIT_LANE);
     p->waiting = false;
-    serve_bench_advance(&b, 20, false); /* 5 steps planned, none delivered */
+    serve_bench_advance(&b, 20, false); /* 5 steps */
+    assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_PLAN);
+    p->at_horizon = true;
+    serve_bench_advance(&b, 20, false);
+    assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_HORIZON);
+    assert_string_equal(info.streams, "");
+    p->end_declared = true; /* the end makes no pack beyond the horizon */
+    serve_bench_advance(&b, 20, false);
     assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_HORIZON);
     assert_int_equal(reason_of(&b, 0, &info), PD_WAIT_BUILDING);
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 0));
@@ -569,6 +656,9 @@ static void test_wait_reasons(void **state)
     serve_bench_advance(&b, 20, false);
     assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_STOPPED);
     assert_int_equal(reason_of(&b, 0, &info), PD_WAIT_NONE); /* what is planned is served */
+    strcpy(p->stop_reason, "DIVERGED");
+    serve_bench_advance(&b, 20, false);
+    assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_DIVERGED);
     p->stopped = false;
     serve_bench_advance(&b, 20, true);
     assert_int_equal(reason_of(&b, 5, &info), PD_WAIT_NONE);
@@ -595,6 +685,7 @@ int main(void)
         cmocka_unit_test(test_validator_halts),
         cmocka_unit_test(test_damaged_sample),
         cmocka_unit_test(test_delivered_totals),
+        cmocka_unit_test(test_job_view),
         cmocka_unit_test(test_totals_of_a_step_are_computed_once),
         cmocka_unit_test(test_wait_reasons),
     };
