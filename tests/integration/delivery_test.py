@@ -172,6 +172,168 @@ class DeliveryTest(unittest.TestCase):
                 keys = [k for r in ranks for b in r for k, _ in b.samples()]
                 self.assertEqual(sorted(keys), [("a", i, 0) for i in range(len(samples))])
 
+    def test_status_of_a_job_at_work(self):
+        """What ranks have and wait for, what is ready; a stream is connected as long as its call is there."""
+        with harness.Daemon(feeds=[FEED]) as packd:
+            def status():
+                feed = peer.admin(packd.address, "Status", pb.StatusRequest(streams=True)).feeds[0]
+                return feed, feed.jobs[0] if feed.jobs else None
+            push = peer.Push(packd.address, stream="a", producer="host-7")
+            push.welcome()
+            push.block([[1] * 128] * 80)
+            push.wait_durable(80)
+            feed, _ = status()
+            self.assertTrue(feed.streams[0].connected)
+            self.assertEqual(feed.streams[0].producer, "host-7")
+            self.assertGreater(feed.streams[0].last_unix_ms, 1_600_000_000_000)
+            self.assertGreater(feed.streams[0].held_bytes, 80 * 128 * 4)
+            opened = peer.open_job(packd.address, dp_size=2, dp_rank=1, world_token="w", client="trainer-1")
+            self.assertTrue(opened.created)
+            again = peer.open_job(packd.address, dp_size=2, dp_rank=0, world_token="w")
+            self.assertFalse(again.created)
+            self.assertEqual(again.incarnation, opened.incarnation)
+            self.assertIn(f"incarnation={opened.incarnation} ", packd.log())
+            fetch = peer.Fetch(packd.address, opened, dp_rank=1)
+            planned = status()[1].planned_step
+            self.assertEqual(planned, (80 - 63) // 2 - 1)  # full packs of one sample, the window keeps 63
+            batches = [fetch.next() for _ in range(planned + 1)]
+            self.assertEqual(fetch.next_message().waiting.reason, pb.WAIT_SAMPLES)
+            harness.wait_for("rank 1 has everything", lambda: status()[1].ranks[1].delivered_step == planned)
+            _, job = status()
+            self.assertEqual(job.batches_served, len(batches))
+            self.assertEqual(job.bytes_served, sum(b.header.payload_bytes for b in batches))
+            self.assertEqual(job.served.real, len(batches) * 128)
+            self.assertEqual((job.delivered_step, job.lag_steps, job.end_step), (-1, planned + 1, -1))
+            self.assertGreaterEqual(job.ready_batches, 1)
+            self.assertEqual([(r.dp_rank, r.calls, r.delivered_step, r.client) for r in job.ranks],
+                             [(0, 0, -1, ""), (1, 1, planned, "trainer-1")])
+            self.assertFalse(job.ranks[0].HasField("waiting"))
+            self.assertEqual(job.ranks[1].waiting.reason, pb.WAIT_SAMPLES)
+            self.assertEqual(job.ranks[1].waiting.step, planned + 1)
+            fetch.close()
+            push.close()
+            harness.wait_for("the calls are gone", lambda: not status()[0].streams[0].connected
+                             and status()[1].ranks[1].calls == 0)
+
+    def test_rejected_samples_count_apart(self):
+        with harness.Daemon(feeds=[{**FEED, "vocab_size": 100}]) as packd:
+            push = peer.Push(packd.address, stream="a")
+            push.welcome()
+            push.block([[1] * 10, [], [500] * 20, [2] * 30, [600] * 5])
+            push.wait_durable(5)
+            push.close()
+            ingest = peer.admin(packd.address, "Status", pb.StatusRequest()).feeds[0].ingest
+            self.assertEqual((ingest.samples, ingest.tokens, ingest.bytes, ingest.blocks), (2, 40, 160, 1))
+            self.assertEqual({r.reason: r.count for r in ingest.rejects}, {"EMPTY_SAMPLE": 1, "TOKEN_OUT_OF_VOCAB": 2})
+            self.assertEqual(packd.metrics()["packd_ingest_bytes_total"], 160)
+
+    def test_a_reader_at_the_horizon_is_told_so(self):
+        """Nothing more is planned until a trainer has received more, whether the feed is open or has ended."""
+        with harness.Daemon(feeds=[{**FEED, "window": 8, "plan_ahead": "25600B"}]) as packd:  # 10 packs
+            push_stream(packd.address, "a", [[1] * 128] * 40)
+            reader = peer.Fetch(packd.address, peer.open_job(packd.address, job="look", kind=pb.JOB_READER), job="look")
+            for _ in range(10):
+                self.assertIsNotNone(reader.next())
+            waiting = reader.next_message().waiting
+            self.assertEqual((waiting.reason, waiting.step, waiting.packs_missing), (pb.WAIT_HORIZON, 10, 1))
+            self.assertGreater(waiting.since_unix_ms, 1_600_000_000_000)
+            peer.end_feed(packd.address)
+            again = peer.Fetch(packd.address, peer.open_job(packd.address, job="look", kind=pb.JOB_READER), job="look",
+                               first_step=10)
+            self.assertEqual(again.next_message().waiting.reason, pb.WAIT_HORIZON)
+            again.close()
+            # A trainer's deliveries move it.
+            self.assertEqual([len(batches) for batches in self.serve(packd, 1)], [40])
+            self.assertEqual(len(reader.all()), 30)
+
+    def test_wait_for_a_lane_and_for_a_stream(self):
+        sources = {"web": {"weight": 1}, "code": {"weight": 1}}
+        with harness.Daemon(feeds=[{**FEED, "sources": sources},
+                                   {**FEED, "name": "turns", "merge": "ordered", "streams": ["x", "y"]}]) as packd:
+            def first_wait(feed):
+                call = peer.Fetch(packd.address, peer.open_job(packd.address, feed=feed), feed=feed)
+                waiting = call.next_message().waiting
+                call.close()
+                return waiting
+            waiting = first_wait("default")
+            self.assertEqual((waiting.reason, list(waiting.streams)), (pb.WAIT_STREAM, []))
+            web = peer.Push(packd.address, stream="w", source="web")
+            web.welcome()
+            web.block([[1] * 100] * 100)
+            web.wait_durable(100)
+            waiting = first_wait("default")
+            self.assertEqual((waiting.reason, list(waiting.sources)), (pb.WAIT_LANE, ["code"]))
+            self.assertEqual(peer.admin(packd.address, "Status", pb.StatusRequest()).feeds[0].waiting.reason, pb.WAIT_LANE)
+            web.close()
+            x = peer.Push(packd.address, feed="turns", stream="x")
+            x.welcome()
+            x.block([[1] * 100] * 100)
+            x.wait_durable(100)
+            waiting = first_wait("turns")
+            self.assertEqual((waiting.reason, list(waiting.streams)), (pb.WAIT_STREAM, ["y"]))
+            y = peer.Push(packd.address, feed="turns", stream="y")
+            y.welcome()
+            y.block([[1] * 100])
+            y.wait_durable(1)
+            waiting = first_wait("turns")
+            self.assertEqual((waiting.reason, list(waiting.streams), waiting.streams_total), (pb.WAIT_LANE, ["y"], 1))
+            x.close()
+            y.close()
+
+    def test_the_reason_of_a_wait_may_change(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            call = peer.Fetch(packd.address, peer.open_job(packd.address))
+            self.assertEqual(call.next_message().waiting.reason, pb.WAIT_STREAM)
+            push = peer.Push(packd.address, stream="a")
+            push.welcome()
+            while (waiting := call.next_message().waiting).reason == pb.WAIT_STREAM:
+                pass
+            self.assertEqual((waiting.reason, list(waiting.streams)), (pb.WAIT_SAMPLES, ["a"]))
+            call.close()
+            push.close()
+
+    def test_from_start_although_steps_are_committed(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            push_stream(packd.address, "a", [[1] * 128] * 20)
+            peer.end_feed(packd.address)
+            opened = peer.open_job(packd.address, world_token="w1")
+            first = peer.Fetch(packd.address, opened).all()
+            with peer.channel(packd.address) as channel:
+                peer.rpc.FeedStub(channel).Commit(pb.CommitRequest(job="train", generation=opened.generation, step=7,
+                                                                   fetched=19, log_id=opened.log_id))
+            behind = peer.open_job(packd.address, world_token="w2")
+            self.assertEqual((behind.first_step, behind.committed_step, behind.lowest_step), (8, 7, 0))
+            anew = peer.open_job(packd.address, world_token="w3", from_start=True)
+            self.assertEqual((anew.first_step, anew.committed_step), (0, 7))
+            self.assertEqual(peer.open_job(packd.address, world_token="w3").first_step, 0, "the world's other ranks")
+            self.assertEqual([b.payload for b in peer.Fetch(packd.address, anew).all()], [b.payload for b in first])
+
+    def test_fetch_refuses_what_is_not_there(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            opened = peer.open_job(packd.address, dp_size=2, world_token="w")
+            for change, code, reason in (({"job": "nobody"}, peer.grpc.StatusCode.NOT_FOUND, "UNKNOWN_JOB"),
+                                         ({"feed": "nowhere"}, peer.grpc.StatusCode.NOT_FOUND, "UNKNOWN_FEED"),
+                                         ({"dp_rank": 2}, peer.grpc.StatusCode.FAILED_PRECONDITION, "DP_RANK"),
+                                         ({"first_micro": 1}, peer.grpc.StatusCode.FAILED_PRECONDITION, "MICRO")):
+                call = peer.Fetch(packd.address, opened, **change)
+                with self.assertRaises(peer.grpc.RpcError) as caught:
+                    call.next()
+                self.assertEqual(caught.exception.code(), code)
+                detail = peer.error_detail(caught.exception)
+                self.assertEqual((detail.reason, detail.job), (reason, change.get("job", "train")))
+            stale = peer.Fetch(packd.address, opened)
+            peer.open_job(packd.address, dp_size=2, world_token="w2")
+            with self.assertRaises(peer.grpc.RpcError) as caught:
+                stale.all()
+            self.assertEqual(peer.error_detail(caught.exception).reason, "FENCED")
+
+    def test_skip_steps_is_not_offered(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            with self.assertRaises(peer.grpc.RpcError) as caught:
+                peer.admin(packd.address, "SkipSteps", pb.SkipStepsRequest(job="train", first=0, last=0))
+            self.assertEqual(caught.exception.code(), peer.grpc.StatusCode.UNIMPLEMENTED)
+            self.assertIn("not offered by this version", caught.exception.details())
+
     def test_flush_packs_a_short_window(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             push = peer.Push(packd.address, stream="a")

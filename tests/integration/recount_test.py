@@ -48,15 +48,36 @@ class RecountTest(unittest.TestCase):
                 self.compare_explain(packd, counted)
 
     def compare_status(self, packd, counted):
-        feed = packd.status()["feeds"][0]
-        served = feed["served"]
+        status = packd.status()
+        feed = status["feeds"][0]
+        job = feed["jobs"][0]
         for name, key in (("real", "tokens"), ("tail", "tail_padding"), ("gap", "gap"), ("row_padding", "row_padding")):
-            self.assertEqual(int(served.get(name, 0)), counted[key], name)
+            self.assertEqual(int(feed["served"].get(name, 0)), counted[key], name)
+            self.assertEqual(int(job["served"].get(name, 0)), counted[key], "of the job: " + name)
         self.assertEqual(int(feed["planned_packs"]), counted["packs"])
         self.assertEqual(int(feed["ingest"]["samples"]), counted["samples"])
-        job = feed["jobs"][0]
-        self.assertEqual(int(job["delivered_step"]), counted["steps"] - 1)
+        last = counted["steps"] - 1
+        for field in ("planned_step", "delivered_step", "end_step"):
+            self.assertEqual(int(job[field]), last, field)
+        self.assertEqual(int(job.get("lag_steps", 0)), 0)
         self.assertEqual(int(job["batches_served"]), counted["batches"])
+        # tokens, positions, segment_ids, labels and loss_weight take 20 bytes a position; offsets and padding come on top.
+        positions = sum(int(v) for v in job["served"].values())
+        self.assertGreater(int(job["bytes_served"]), 20 * positions)
+        self.assertLess(int(job["bytes_served"]), 40 * positions)
+        self.assertEqual([int(r.get("dp_rank", 0)) for r in job["ranks"]], [0, 1, 2])
+        for rank in job["ranks"]:
+            self.assertEqual(int(rank["delivered_step"]), last)
+        self.assertEqual(int(feed["streams_ended"]), 2)
+        self.assertGreater(int(feed["log_bytes"]), int(feed["ingest"]["bytes"]))
+        # At least a record for each stream, block, end of stream, the feed's end and the job.
+        self.assertGreaterEqual(int(status["log"]["records"]), 2 + int(feed["ingest"]["blocks"]) + 2 + 2)
+        anonymous = int(status["memory"]["anonymous_bytes"])
+        self.assertLess(abs(anonymous - packd.resident_bytes()), 32 << 20)
+        validator = status["validator"]
+        self.assertTrue(validator["self_test_passed"])
+        self.assertIn(validator["backend"], ("cpu", "cuda"))
+        self.assertGreaterEqual(int(validator["structural"]), counted["batches"])
 
     def compare_metrics(self, packd, counted):
         metrics = packd.metrics()
