@@ -26,12 +26,14 @@ static bool add_name(char *list, size_t capacity, const char *name)
 static void name_streams(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                          struct pd_feed_progress *progress)
 {
-    bool room = true;
-    for (uint32_t i = 0; i < seq->state.stream_count; i++) {
+    bool room = true, count = feed->lane_count > 1;
+    if (!count)
+        progress->want_streams_total = feed->stream_count - feed->streams_ended;
+    for (uint32_t i = 0; i < seq->state.stream_count && (room || count); i++) {
         const struct pd_seq_stream *stream = seq->state.streams[i];
         if (stream->feed != feed->number || stream->lane != feed->want.lane || stream->ended)
             continue;
-        progress->want_streams_total++;
+        progress->want_streams_total += count;
         if (room)
             room = add_name(progress->want_streams, sizeof progress->want_streams, stream->name);
     }

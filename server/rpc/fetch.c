@@ -200,7 +200,7 @@ static void mind_self_test(const struct fetch *fetch, struct pd_wait_info *info)
 {
     struct pd_validation_info validation;
 
-    if (info->reason != PD_WAIT_BUILDING || !fetch->call.thread->rpc->options.validation)
+    if (info->reason != PD_WAIT_BUILDING)
         return;
     pd_validation_info(fetch->call.thread->rpc->options.validation, &validation);
     if (!validation.tested)

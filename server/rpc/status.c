@@ -213,8 +213,11 @@ static void fill_serving_of_feed(struct report *report, Packd__V1__FeedStatus *o
     pd_serve_totals(serve, index, &totals);
     out->served = served_of(report, &totals);
     pd_serve_feed_wait(serve, index, &wait);
-    if (wait.reason != PD_WAIT_NONE)
-        out->waiting = waiting_of(report, &wait, 0);
+    if (wait.reason == PD_WAIT_NONE)
+        return;
+    struct pd_waiting *waiting = pd_arena_take(&report->arena, sizeof(*waiting));
+    pd_waiting_make_feed(waiting, &wait, report->rpc->incarnation);
+    out->waiting = &waiting->message;
 }
 
 static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
@@ -249,6 +252,14 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     fill_jobs(report, out, feed, config, index);
 }
 
+static bool is_tested(const struct pd_rpc *rpc)
+{
+    struct pd_validation_info info;
+
+    pd_validation_info(rpc->options.validation, &info);
+    return info.tested;
+}
+
 static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
 {
     struct pd_rpc *rpc = report->rpc;
@@ -260,6 +271,7 @@ static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
     out->ready = ready;
     out->state = atomic_load(&rpc->stopping)   ? PACKD__V1__SERVER_STATE__STATE_STOPPING
                  : atomic_load(&rpc->draining) ? PACKD__V1__SERVER_STATE__STATE_DRAINING
+                 : ready && !is_tested(rpc)    ? PACKD__V1__SERVER_STATE__STATE_SELF_TEST
                  : ready                       ? PACKD__V1__SERVER_STATE__STATE_SERVING
                                                : PACKD__V1__SERVER_STATE__STATE_STARTING;
     out->not_ready = ready                         ? (char *)""

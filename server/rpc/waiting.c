@@ -66,11 +66,15 @@ static void split_names(struct pd_waiting *waiting, const char *names)
         waiting->message.streams_total = (uint32_t)count;
 }
 
-void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
-                     uint64_t incarnation)
+void pd_waiting_make_feed(struct pd_waiting *waiting, const struct pd_wait_info *info,
+                          uint64_t incarnation)
 {
-    begin(waiting, info->step, micro, info->since_ns, incarnation);
+    bool named = info->source[0] || info->streams[0];
+
+    begin(waiting, info->step, 0, info->since_ns, incarnation);
     waiting->message.reason = reasons[info->reason].wire;
+    waiting->message.samples_needed = info->samples_needed;
+    waiting->message.packs_missing = info->packs_missing;
     waiting->message.streams_total = info->streams_total;
     if (info->source[0]) {
         memcpy(waiting->source, info->source, sizeof(waiting->source));
@@ -78,13 +82,22 @@ void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info
         waiting->message.sources = waiting->sources;
         waiting->message.n_sources = 1;
     }
-    waiting->message.samples_needed = info->samples_needed;
-    waiting->message.packs_missing = info->packs_missing;
     split_names(waiting, info->streams);
-    bool named = info->source[0] || info->streams[0];
-    (void)snprintf(waiting->text, sizeof(waiting->text), "step %" PRIu64 ": %s%s%s%s%s", info->step,
-                   reasons[info->reason].words, named ? ": " : "", info->source,
-                   info->source[0] && info->streams[0] ? ": " : "", info->streams);
+    (void)snprintf(waiting->text, sizeof(waiting->text), "%s%s%s%s%s", reasons[info->reason].words,
+                   named ? ": " : "", info->source, info->source[0] && info->streams[0] ? ": " : "",
+                   info->streams);
+}
+
+void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
+                     uint64_t incarnation)
+{
+    char words[sizeof(waiting->text)];
+
+    pd_waiting_make_feed(waiting, info, incarnation);
+    waiting->message.micro = micro;
+    memcpy(words, waiting->text, sizeof(words));
+    (void)snprintf(waiting->text, sizeof(waiting->text), "step %" PRIu64 ": %.440s", info->step,
+                   words);
 }
 
 void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,

@@ -19,6 +19,9 @@ struct pd_waiting {
 
 void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
                      uint64_t incarnation);
+/* What a feed's planning waits for: of no step. */
+void pd_waiting_make_feed(struct pd_waiting *waiting, const struct pd_wait_info *info,
+                          uint64_t incarnation);
 /* This client has granted no credit since `since_ns` (wall clock). */
 void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,
                             uint64_t since_ns, uint64_t incarnation);

@@ -176,6 +176,7 @@ static void test_many_streams(void **unused)
     size_t size = strlen(c.serve.progress[0].want_streams);
     assert_true(size > 200 && size < sizeof c.serve.progress[0].want_streams);
     assert_string_equal(c.serve.progress[0].want_streams + size - 3, "...");
+    assert_int_equal(c.serve.progress[0].want_streams_total, 300);
     seq_finish(&c);
 }
 
