@@ -35,6 +35,11 @@ const char *pd_check_name(enum pd_check check)
     return (unsigned)check < PD_CHECK_COUNT ? names[check] : "unknown";
 }
 
+const char *pd_check_finding_name(const struct pd_check_finding *finding)
+{
+    return finding->kind ? finding->kind : pd_check_name(finding->check);
+}
+
 /* What one check knows: its arguments, views of the arrays, and what it has counted itself. */
 struct scan {
     const struct pd_layout_rules *rules;

@@ -26,7 +26,8 @@
     X(PD_CHECK_TOTALS, "totals") /* recounted from the arrays */                                  \
     X(PD_CHECK_PLAN, "plan")     /* lengths, order and loss counts as planned */                  \
     X(PD_CHECK_DIGEST,                                                                            \
-      "digest") /* array digests; sample bytes against the log's digests (the server's part) */
+      "digest") /* array digests; sample bytes against the log's digests (the server's part) */   \
+    X(PD_CHECK_PROBE, "attention_probe") /* a token sees what it must not (gpu/, not found here) */
 
 enum pd_check {
 #define X(name, label) name,
@@ -41,8 +42,12 @@ struct pd_check_finding {
     enum pd_check check;
     uint32_t row, position; /* in the batch; 0 where it has no place */
     int64_t expected, found;
+    const char *kind; /* NULL, or a static name more telling than the rule's: a kind of the probe's */
     char text[160];
 };
+
+/* The finding's kind, or its rule: what metrics and logs call it. */
+const char *pd_check_finding_name(const struct pd_check_finding *finding);
 
 /* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds. `rows` is the plan
  * the batch claims to follow (rows[i] NULL for an all-padding row), or NULL to check the arrays

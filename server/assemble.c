@@ -16,6 +16,7 @@
 #include "packer/layout.h"
 #include "server/serve_test.h"
 #include "server/step_order.h"
+#include "server/tokens_check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -452,7 +453,20 @@ static int violated(const struct pd_assembler *a, const struct pd_check_finding 
         error, PD_ECORRUPT, "VIOLATION",
         "step %llu micro %u dp_rank %u breaks the rule %s at row %u position %u: %s",
         (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
-        pd_check_name(finding->check), finding->row, finding->position, finding->text);
+        pd_check_finding_name(finding), finding->row, finding->position, finding->text);
+}
+
+/* The rules of the contract, then the tokens against the log. */
+static int prove(struct pd_assembler *a, const uint8_t *payload, const struct pd_bodies *bodies,
+                 struct pd_check_finding *finding)
+{
+    uint64_t began_ns = pd_clock_mono_ns();
+    int rc = pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding);
+    if (rc == 0)
+        rc = pd_tokens_check(a->reader, a->key.feed_index, bodies, &a->batch, a->rows, payload,
+                             finding);
+    a->checked_ns = pd_clock_mono_ns() - began_ns;
+    return rc;
 }
 
 /* Lays the batch out at `payload` and proves it against the plan. */
@@ -472,13 +486,19 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
                             "the samples of step %llu micro %u dp_rank %u cannot be read: %s",
                             (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
                             pd_err_text(rc));
-    if (a->corrupt)
-        a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
-    uint64_t began_ns = pd_clock_mono_ns();
-    rc = pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding);
-    a->checked_ns = pd_clock_mono_ns() - began_ns;
-    if (rc != 0)
+    bool unchecked = a->corrupt && a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
+    if (!unchecked)
+        rc = prove(a, payload, &bodies, finding);
+    if (rc == PD_ECORRUPT && finding->text[0])
         return violated(a, finding, error);
+    if (rc != 0 && damage.code != 0) {
+        *error = damage;
+        return rc;
+    }
+    if (rc != 0)
+        return pd_error_set(error, rc, "LOG_READ",
+                            "the samples of step %llu cannot be read again: %s",
+                            (unsigned long long)a->key.step, pd_err_text(rc));
     finding->text[0] = 0;
     return 0;
 }

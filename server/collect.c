@@ -250,6 +250,14 @@ static void put_validator(struct pd_metrics_writer *writer, struct pd_validation
              pd_metrics_escape(info.device, device, sizeof device));
     pd_metrics_collected(writer, PD_C_VALIDATOR);
     pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_VALIDATOR), labels, info.passed);
+    pd_metrics_collected(writer, PD_C_PROBED);
+    for (int b = 0; b < PD_PROBED_BACKENDS; b++)
+        for (int r = 0; r < PD_PROBED_RESULTS; r++) {
+            snprintf(labels, sizeof labels, "backend=\"%s\",result=\"%s\"", pd_probed_backends[b],
+                     pd_probed_results[r]);
+            pd_metrics_sample(writer, pd_metrics_collected_name(PD_C_PROBED), labels,
+                              (double)info.counts[b][r]);
+        }
 }
 
 static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collector *collector)

@@ -26,6 +26,8 @@
     X(PD_M_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned.")               \
     X(PD_M_BATCHES_BUILT, "packd_batches_built_total",                                 \
       "Batches assembled, checked and published.")                                     \
+    X(PD_M_BATCHES_REBUILT, "packd_batches_rebuilt_total",                             \
+      "Batches built a second time, because the first build failed a check.")          \
     X(PD_M_BATCHES_EVICTED, "packd_batches_evicted_total",                             \
       "Ready batches dropped to free memory.")                                         \
     X(PD_M_FETCH_BYTES, "packd_fetch_bytes_total", "Payload bytes handed to gRPC.")    \
@@ -38,11 +40,8 @@
     X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                              \
       "Samples refused at the door.")                                                             \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                              \
-      "Structural violations found, by rule.")                                                    \
-    X(PD_M_GRPC_HANDLED, "packd_grpc_handled_total", "code", "gRPC calls ended, by status code.") \
-    X(PD_M_PROBED, "packd_validation_batches_total", "result",                                    \
-      "Batches chosen for the attention probe: passed, violation, no_cpu_time, too_large, "       \
-      "failed.")
+      "Violations found, by structural rule or kind of the probe's, each build counted.")         \
+    X(PD_M_GRPC_HANDLED, "packd_grpc_handled_total", "code", "gRPC calls ended, by status code.")
 
 /* Seconds, fixed buckets. */
 #define PD_HISTOGRAMS(X)                                                                           \
@@ -113,6 +112,9 @@
       "Credit granted to producers and not used yet.")                                             \
     X(PD_C_INGEST_MAX, "packd_ingest_max_bytes", "gauge", "",                                      \
       "Sum that credits may reach: memory.ingest.")                                                \
+    X(PD_C_PROBED, "packd_validation_batches_total", "counter", "backend, result",                 \
+      "Batches chosen for the attention probe: passed, violation, no_cpu_time, too_large, "        \
+      "failed.")                                                                                   \
     X(PD_C_VALIDATOR, "packd_validator_info", "gauge", "backend, device",                          \
       "1 once the validator's self-test has passed, 0 before and where it failed.")                \
     X(PD_C_READY, "packd_ready", "gauge", "", "1 while /readyz answers 200.")

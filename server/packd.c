@@ -28,10 +28,15 @@
 #include "server/metrics.h"
 #include "server/options.h"
 #include "server/process.h"
+#include "server/repro.h"
 #include "server/sdnotify.h"
 #include "server/steps.h"
 #include "server/validate.h"
 #include "server/version.h"
+
+#ifdef PD_TEST_FAULTS
+#include "server/fault.h"
+#endif
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -54,6 +59,7 @@ struct daemon {
     uv_timer_t watchdog;
     struct pd_log *log;
     struct pd_serve *serve;
+    struct pd_repro repro;
     struct pd_validation *validation;
     struct pd_collector *collector;
     struct pd_sequencer *sequencer;
@@ -228,7 +234,15 @@ static void stop_log(void *ctx)
 static int start_serve(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    return pd_serve_new(&d->config, d->log, &d->serve, error);
+    int rc = pd_serve_new(&d->config, d->log, &d->serve, error);
+    if (rc != 0)
+        return rc;
+    d->repro = (struct pd_repro){.config = &d->config, .log = d->log};
+    pd_serve_set_repro(d->serve, pd_repro_save, &d->repro);
+#ifdef PD_TEST_FAULTS
+    pd_fault_install(&d->config, d->serve);
+#endif
+    return 0;
 }
 
 static void stop_serve(void *ctx)

@@ -73,6 +73,14 @@ void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, vo
     serve->validate_ctx = ctx;
 }
 
+void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(serve->worker_count == 0);
+    serve->repro = save;
+    serve->repro_ctx = ctx;
+}
+
 void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, void *ctx)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);

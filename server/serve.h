@@ -131,6 +131,11 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
  * a structural one. Any other code: the batch cannot be served, waiters get the code. Set before pd_serve_start. */
 typedef int pd_validate_fn(void *ctx, struct pd_ready_batch *batch, struct pd_check_finding *finding);
 void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, void *ctx);
+/* Saves what is needed to look into a batch that failed its checks twice, before its feed is halted: called on the assemble thread, without serve's lock.
+ * The path of what was saved into `path` ("" where nothing could be). NULL: nothing is saved. Set before pd_serve_start. */
+struct pd_assemble_order;
+typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order, const struct pd_check_finding *finding, char *path, size_t size);
+void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx);
 /* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED from then on, waiters are woken. PD_ENOMEM, PD_EIO.
  * free: after stop, when every batch has been let go. */
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
@@ -218,6 +223,11 @@ struct pd_serve_gauges {
         halted_feeds; /* feeds stopped by a violation: the daemon is not ready then */
 };
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);
+/* Where the newest repro lies; "": none was saved. */
+#define PD_REPRO_PATH_MAX 512
+void pd_serve_repro(struct pd_serve *serve, char path[PD_REPRO_PATH_MAX]);
+/* Whether a violation has halted the feed; *error then says which. */
+bool pd_serve_halted(struct pd_serve *serve, uint32_t feed_index, struct pd_error *error);
 
 /* Where a job's step lies in the plan, for Explain. PD_ENOTFOUND, PD_ERANGE, PD_EAGAIN (not planned
  * yet). */

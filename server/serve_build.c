@@ -179,7 +179,7 @@ static void report(const struct task *task, const struct pd_check_finding *findi
                    const struct pd_error *error)
 {
     const char *check =
-        finding->text[0] ? pd_check_name(finding->check) : pd_check_name(PD_CHECK_DIGEST);
+        finding->text[0] ? pd_check_finding_name(finding) : pd_check_name(PD_CHECK_DIGEST);
     pd_metric_add_labelled(PD_M_VIOLATIONS, check, 1);
     pd_log(PD_LOG_ERROR, "batch_violation",
            "feed=%s job=%s step=%llu micro=%u dp_rank=%u build=%u check=%s text=\"%s\"",
@@ -200,7 +200,7 @@ static int validate(struct pd_serve *serve, struct pd_ready_batch *ready,
         return pd_error_set(error, rc, "VIOLATION",
                             "step %llu micro %u dp_rank %u fails the rule %s: %s",
                             (unsigned long long)ready->key.step, ready->key.micro,
-                            ready->key.dp_rank, pd_check_name(finding->check), finding->text);
+                            ready->key.dp_rank, pd_check_finding_name(finding), finding->text);
     return pd_error_set(error, rc, "VALIDATOR", "the validator failed: %s", pd_err_text(rc));
 }
 
@@ -217,6 +217,21 @@ static int build_once(struct pd_worker *worker, struct task *task, struct pd_box
     return rc == 0 ? validate(worker->serve, &box->ready, finding, error) : rc;
 }
 
+/* The batch is kept out, and what it was made of is kept for whoever looks into it. */
+static void save_repro(struct pd_serve *serve, const struct task *task,
+                       const struct pd_check_finding *finding)
+{
+    char path[PD_REPRO_PATH_MAX] = "";
+    if (!serve->repro)
+        return;
+    serve->repro(serve->repro_ctx, &task->order, finding, path, sizeof path);
+    if (!path[0])
+        return;
+    pthread_mutex_lock(&serve->lock);
+    memcpy(serve->repro_path, path, sizeof path);
+    pthread_mutex_unlock(&serve->lock);
+}
+
 /* The batch into *box, twice where the first build shows damage. PD_EAGAIN: no memory now. */
 static int build(struct pd_worker *worker, struct task *task, struct pd_box *box,
                  struct pd_check_finding *finding, struct pd_error *error)
@@ -230,6 +245,8 @@ static int build(struct pd_worker *worker, struct task *task, struct pd_box *box
         if (rc == PD_ECORRUPT)
             report(task, finding, error);
     } while (rc == PD_ECORRUPT && task->builds < BUILDS_MAX);
+    if (rc == PD_ECORRUPT && finding->text[0])
+        save_repro(worker->serve, task, finding);
     return rc;
 }
 
@@ -246,7 +263,8 @@ void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_e
     pd_error_set(&feed->halt, PD_ECORRUPT, "HALTED",
                  "feed %s is halted, a batch failed its checks twice: %.300s", feed->config->name,
                  error->text);
-    pd_log(PD_LOG_ERROR, "feed_halted", "feed=%s text=\"%s\"", feed->config->name, error->text);
+    pd_log(PD_LOG_ERROR, "feed_halted", "feed=%s text=\"%s\" repro=\"%s\"", feed->config->name,
+           error->text, serve->repro_path);
     PD_LIST_EACH(link, &feed->jobs)
     {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, in_feed);
@@ -290,6 +308,7 @@ static void publish(struct pd_serve *serve, struct task *task, struct pd_box *bo
     serve->gauges.probed_total += box->ready.probed;
     serve->gauges.rebuilt_total += task->builds > 1;
     pd_metric_add(PD_M_BATCHES_BUILT, 1);
+    pd_metric_add(PD_M_BATCHES_REBUILT, task->builds > 1);
     pd_metric_observe(PD_M_BUILD_SECONDS, box->ready.built_ns);
     pd_metric_observe(PD_M_CHECK_SECONDS, box->ready.checked_ns);
     pd_entry_wake(serve, entry, true, after);

@@ -158,6 +158,9 @@ struct pd_serve {
     uint32_t worker_count; /* started */
     pd_validate_fn *validate;
     void *validate_ctx;
+    pd_repro_fn *repro;
+    void *repro_ctx;
+    char repro_path[PD_REPRO_PATH_MAX];
     pd_corrupt_fn *corrupt;
     void *corrupt_ctx;
 };

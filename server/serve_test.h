@@ -5,8 +5,8 @@
 #include "server/assemble.h"
 
 /* Called on the assemble thread with the batch as laid out; may change anything in *batch and its
- * payload. */
-typedef void pd_corrupt_fn(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
+ * payload. True: this batch goes to the validator without the structural check. */
+typedef bool pd_corrupt_fn(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
                            uint8_t *payload);
 
 void pd_assembler_set_corruption(struct pd_assembler *assembler, pd_corrupt_fn *corrupt, void *ctx);

@@ -167,6 +167,27 @@ void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_serv
     pthread_mutex_unlock(&serve->lock);
 }
 
+void pd_serve_repro(struct pd_serve *serve, char path[PD_REPRO_PATH_MAX])
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    pthread_mutex_lock(&serve->lock);
+    memcpy(path, serve->repro_path, PD_REPRO_PATH_MAX);
+    pthread_mutex_unlock(&serve->lock);
+}
+
+bool pd_serve_halted(struct pd_serve *serve, uint32_t feed_index, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(feed_index < serve->feed_count);
+    pthread_mutex_lock(&serve->lock);
+    const struct pd_serve_feed *feed = &serve->feeds[feed_index];
+    bool halted = feed->halted;
+    if (halted)
+        *error = feed->halt;
+    pthread_mutex_unlock(&serve->lock);
+    return halted;
+}
+
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);

@@ -56,29 +56,42 @@ struct pd_validation {
     uint64_t started_ns;
     atomic_uint_fast64_t spent_ns; /* on the CPU backend */
     atomic_bool on_cpu;
+    atomic_uint_fast64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS];
 };
 
+const char *const pd_probed_backends[PD_PROBED_BACKENDS] = {"cpu", "cuda"};
+const char *const pd_probed_results[PD_PROBED_RESULTS] = {"passed", "violation", "no_cpu_time",
+                                                          "too_large", "failed"};
+
 /* ---- the thread ---- */
+
+/* Who answers now; under the lock. */
+static void note_backend(struct pd_validation *v)
+{
+    snprintf(v->info.backend, sizeof v->info.backend, "%.15s", pd_validator_backend(v->validator));
+    snprintf(v->info.device, sizeof v->info.device, "%.63s", pd_validator_device(v->validator));
+}
 
 static void set_phase(struct pd_validation *v, enum phase phase)
 {
     pthread_mutex_lock(&v->lock);
     v->phase = phase;
-    if (v->validator) {
-        snprintf(v->info.backend, sizeof v->info.backend, "%.15s",
-                 pd_validator_backend(v->validator));
-        snprintf(v->info.device, sizeof v->info.device, "%.63s", pd_validator_device(v->validator));
-    }
+    if (v->validator)
+        note_backend(v);
     v->info.tested = phase == RUNNING || phase == FAILED;
     v->info.passed = phase == RUNNING;
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
 }
 
+/* Inside a call of the validator, which is still named after the device. */
 static void on_retired(void *ctx, const char *what, const char *text)
 {
     struct pd_validation *v = ctx;
     atomic_store(&v->on_cpu, true);
+    pthread_mutex_lock(&v->lock);
+    snprintf(v->info.retired, sizeof v->info.retired, "%.20s: %.130s", what, text);
+    pthread_mutex_unlock(&v->lock);
     pd_log(PD_LOG_ERROR, "validator_retired", "reason=%s text=\"%s\" now=cpu", what, text);
 }
 
@@ -178,6 +191,7 @@ static void *run(void *ctx)
     for (struct job *job; (job = next_job(v));) {
         probe(v, job);
         pthread_mutex_lock(&v->lock);
+        note_backend(v); /* the device may have been retired */
         job->done = true;
         pthread_cond_broadcast(&v->changed);
         pthread_mutex_unlock(&v->lock);
@@ -206,22 +220,6 @@ static bool has_time(struct pd_validation *v)
            passed_ns * v->config->validate_cpu_share + BURST_NS;
 }
 
-/* The rule of the structural check that a kind of violation contradicts. */
-static enum pd_check rule_of(enum pd_probe_kind kind)
-{
-    switch (kind) {
-    case PD_PROBE_POSITION:
-        return PD_CHECK_POSITIONS;
-    case PD_PROBE_RANGE:
-        return PD_CHECK_SEGMENT_IDS;
-    case PD_PROBE_LENGTH:
-    case PD_PROBE_LOGGED:
-        return PD_CHECK_SEQ_LENS;
-    default:
-        return PD_CHECK_CU_SEQLENS;
-    }
-}
-
 /* The most telling kind that was found, at the first token listed for it. */
 static int violation(const struct pd_probe_result *result, struct pd_check_finding *finding)
 {
@@ -232,16 +230,20 @@ static int violation(const struct pd_probe_result *result, struct pd_check_findi
         at++;
     const struct pd_violation *first = &result->violations[at];
     const char *kind = pd_probe_kind_name((enum pd_probe_kind)(1u << worst));
-    *finding = (struct pd_check_finding){.check = rule_of((enum pd_probe_kind)(1u << worst)),
+    *finding = (struct pd_check_finding){.check = PD_CHECK_PROBE,
+                                         .kind = kind,
                                          .row = first->row,
                                          .position = first->position,
                                          .expected = first->segment,
                                          .found = first->foreign_segment};
+    char foreign[64] = "";
+    if (first->foreign_row >= 0)
+        snprintf(foreign, sizeof foreign, " sees segment %d of row %d", first->foreign_segment,
+                 first->foreign_row);
     snprintf(finding->text, sizeof finding->text,
-             "attention probe: %s at row %u position %u, segment %d sees segment %d of row %d; "
-             "%llu positions in all",
-             kind, first->row, first->position, first->segment, first->foreign_segment,
-             first->foreign_row, (unsigned long long)result->violation_count);
+             "attention probe: %s at row %u position %u: segment %d%s; %llu positions in all", kind,
+             first->row, first->position, first->segment, foreign,
+             (unsigned long long)result->violation_count);
     return PD_ECORRUPT;
 }
 
@@ -262,6 +264,11 @@ static int ask(struct pd_validation *v, struct job *job)
     return failed ? PD_EDEVICE : job->rc;
 }
 
+static void count(struct pd_validation *v, enum pd_probed result)
+{
+    atomic_fetch_add(&v->counts[!atomic_load(&v->on_cpu)][result], 1);
+}
+
 int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check_finding *finding)
 {
     struct pd_validation *v = ctx;
@@ -269,17 +276,17 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
     if (strcmp(v->config->validate_backend, "off") == 0 || !is_chosen(v, &batch->key))
         return 0;
     if (!has_time(v)) {
-        pd_metric_add_labelled(PD_M_PROBED, "no_cpu_time", 1);
+        count(v, PD_PROBED_NO_CPU_TIME);
         return 0;
     }
     struct job job = {.batch = batch};
     int rc = ask(v, &job);
     if (rc == PD_ELIMIT) {
-        pd_metric_add_labelled(PD_M_PROBED, "too_large", 1);
+        count(v, PD_PROBED_TOO_LARGE);
         return 0;
     }
     if (rc != 0) {
-        pd_metric_add_labelled(PD_M_PROBED, "failed", 1);
+        count(v, PD_PROBED_FAILED);
         pd_log(PD_LOG_ERROR, "probe_failed", "code=%s text=\"%s\"", pd_err_name(rc),
                job.error.text);
         return rc;
@@ -287,7 +294,7 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
     snprintf(batch->validator, sizeof batch->validator, "%s", job.backend);
     batch->probed = true;
     bool clean = job.result.violation_count == 0;
-    pd_metric_add_labelled(PD_M_PROBED, clean ? "passed" : "violation", 1);
+    count(v, clean ? PD_PROBED_PASSED : PD_PROBED_VIOLATION);
     return clean ? 0 : violation(&job.result, finding);
 }
 
@@ -360,4 +367,7 @@ void pd_validation_info(struct pd_validation *v, struct pd_validation_info *info
     pthread_mutex_lock(&v->lock);
     *info = v->info;
     pthread_mutex_unlock(&v->lock);
+    for (int b = 0; b < PD_PROBED_BACKENDS; b++)
+        for (int r = 0; r < PD_PROBED_RESULTS; r++)
+            info->counts[b][r] = atomic_load(&v->counts[b][r]);
 }

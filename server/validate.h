@@ -26,10 +26,26 @@ int pd_validation_probe(void *validation, struct pd_ready_batch *batch,
 /* After the assemble threads have ended; joins the thread and frees. */
 void pd_validation_stop(struct pd_validation *validation);
 
+/* Batches chosen for the probe, by the backend in use and by what became of them: passed, violation;
+ * or served without a verdict (no_cpu_time, too_large); or failed, where the probe gave none. */
+#define PD_PROBED_BACKENDS 2
+enum pd_probed {
+    PD_PROBED_PASSED,
+    PD_PROBED_VIOLATION,
+    PD_PROBED_NO_CPU_TIME,
+    PD_PROBED_TOO_LARGE,
+    PD_PROBED_FAILED,
+    PD_PROBED_RESULTS
+};
+extern const char *const pd_probed_backends[PD_PROBED_BACKENDS];
+extern const char *const pd_probed_results[PD_PROBED_RESULTS];
+
 /* A copy for status and metrics; any thread. */
 struct pd_validation_info {
     char backend[16], device[64]; /* "" until the validator exists */
+    char retired[160];            /* why the device was given up; "": it was not */
     bool tested, passed;          /* the self-test */
+    uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS];
 };
 void pd_validation_info(struct pd_validation *validation, struct pd_validation_info *info);
 

@@ -220,6 +220,18 @@ static void fill_serving_of_feed(struct report *report, Packd__V1__FeedStatus *o
     out->waiting = &waiting->message;
 }
 
+/* A feed that a violation has halted says so, whatever planning does. */
+static void fill_violation(struct report *report, Packd__V1__FeedStatus *out, uint32_t feed_index,
+                           bool configured)
+{
+    struct pd_error error;
+
+    if (!configured || !pd_serve_halted(report->rpc->options.serve, feed_index, &error))
+        return;
+    size_t size = strlen(error.text) + 1;
+    out->halted = memcpy(pd_arena_take(&report->arena, size), error.text, size);
+}
+
 static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
                       const struct pd_feed_status *feed)
 {
@@ -239,6 +251,7 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->ended = feed->ended;
     if (feed->stopped)
         out->halted = (char *)feed->stop.text;
+    fill_violation(report, out, index, config != NULL);
     out->packed_samples = feed->planner.samples;
     out->packed_tokens = feed->planner.real_tokens;
     fill_ingest(report, out, feed);
@@ -333,6 +346,9 @@ static void fill_validator(struct report *report, Packd__V1__StatusResponse *out
     validator->probed = gauges->probed_total;
     validator->violations = gauges->violations_total;
     validator->rebuilt = gauges->rebuilt_total;
+    validator->retired = info->retired;
+    validator->repro = pd_arena_take(&report->arena, PD_REPRO_PATH_MAX);
+    pd_serve_repro(options->serve, validator->repro);
     out->validator = validator;
 }
 

@@ -39,7 +39,8 @@ def scratch():
 class Daemon:
     """with Daemon(feeds=[...]) as packd: packd.address, packd.http(path), packd.packctl(...)"""
 
-    def __init__(self, feeds=None, directory=None, extra=None, environment=None, arguments=()):
+    def __init__(self, feeds=None, directory=None, extra=None, environment=None, arguments=(), program=PACKD):
+        self.program = program
         self.directory = directory or scratch()
         self.config = {"feeds": feeds or [{"name": "default", "seq_len": 64, "window": 32}], **(extra or {})}
         self.environment = environment or {}
@@ -56,7 +57,7 @@ class Daemon:
             os.unlink(ports)
         with open(self.stderr_path, "ab") as stderr:
             self.process = subprocess.Popen(
-                [PACKD, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
+                [self.program, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
                  os.path.join(self.directory, "data"), "--ports-file", ports, *self.arguments],
                 stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment})
         wait_for("the daemon listens", lambda: os.path.exists(ports) or self.process.poll() is not None)

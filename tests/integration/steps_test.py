@@ -191,7 +191,10 @@ class StepsTest(unittest.TestCase):
                 fetch = peer.Fetch(packd.address, peer.open_job(packd.address))
                 self.assertIsNotNone(fetch.next())
                 values = packd.metrics()
-                self.assertEqual('packd_validation_batches_total{result="passed"}' in values, probed)
+                self.assertEqual(values['packd_validation_batches_total{backend="cpu",result="passed"}'] > 0, probed)
+                if probed:  # then the self-test was first
+                    device = packd.status()["validator"]["device"]
+                    self.assertEqual(values['packd_validator_info{backend="cpu",device="%s"}' % device], 1)
                 self.assertFalse([k for k in values if k.startswith("packd_validation_violations_total")])
                 fetch.close()
                 push.close()

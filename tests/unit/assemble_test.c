@@ -301,7 +301,7 @@ static void test_damaged_sample_is_named(void **state)
     bench_fini(&b);
 }
 
-static void flip_segment_id(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
+static bool flip_segment_id(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
                             uint8_t *payload)
 {
     (void)ctx;
@@ -309,6 +309,7 @@ static void flip_segment_id(void *ctx, const struct pd_batch_key *key, struct pd
     const struct pd_array *array = pd_batch_find(batch, "segment_ids");
     ((int32_t *)(void *)(payload + array->offset_bytes))[7] += 1;
     pd_batch_digest(batch, payload); /* so that not the digest, but the rule finds it */
+    return false;
 }
 
 static void test_violation_is_found(void **state)
@@ -333,6 +334,53 @@ static void test_violation_is_found(void **state)
     assert_int_equal(finding.check, PD_CHECK_SEGMENT_IDS);
     assert_non_null(strstr(error.text, "segment_ids"));
     assert_null(ready.payload);
+    bench_fini(&b);
+}
+
+static bool flip_token(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
+                       uint8_t *payload)
+{
+    (void)key;
+    const struct pd_array *array = pd_batch_find(batch, "tokens");
+    ((int32_t *)(void *)(payload + array->offset_bytes))[*(const uint32_t *)ctx] ^= 1;
+    pd_batch_digest(batch, payload);
+    return false;
+}
+
+/* Every token of a batch, of whole samples and of parts, is compared with the log. */
+static void test_changed_token_is_found(void **state)
+{
+    (void)state;
+    struct serve_log_options options = {.seed = 9,
+                                        .packs = 2,
+                                        .seq_len = 256,
+                                        .seg_align = 1,
+                                        .shortest = 20,
+                                        .longest = 99,
+                                        .streams = 2};
+    struct bench b;
+    bench_init(&b, &options);
+    /* The first sample of the first pack becomes its part without the last token. */
+    struct pd_pack *pack = &b.log->packs[0];
+    struct pd_segment *part = &pack->segments[0];
+    part->length_tokens--;
+    part->slot_tokens--;
+    part->loss_tokens--;
+    pack->used_slots--;
+    uint32_t used = pack->used_slots, token, found = 0;
+    pd_assembler_set_corruption(b.assembler, flip_token, &token);
+    for (token = 0; token < used; token++) {
+        struct pd_ready_batch ready;
+        struct pd_check_finding finding;
+        struct pd_error error;
+        struct pd_assemble_order order = order_of(&b, 0, 0, 0);
+        if (make(&b, &order, &ready, &finding, &error) != PD_ECORRUPT)
+            fail_msg("token %u of %u: not found", token, used);
+        assert_int_equal(finding.check, PD_CHECK_DIGEST);
+        assert_true(finding.position <= token);
+        found++;
+    }
+    assert_true(found > 200);
     bench_fini(&b);
 }
 
@@ -366,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_rebuilt_batches_are_the_same_bytes),
         cmocka_unit_test(test_damaged_sample_is_named),
         cmocka_unit_test(test_violation_is_found),
+        cmocka_unit_test(test_changed_token_is_found),
         cmocka_unit_test(test_trimmed_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

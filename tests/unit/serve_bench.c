@@ -49,6 +49,8 @@ void serve_bench_init(struct serve_bench *b, const struct serve_bench_options *o
         pd_serve_set_validator(b->serve, options->validate, options->validate_ctx);
     if (options->corrupt)
         pd_serve_set_corruption(b->serve, options->corrupt, options->corrupt_ctx);
+    if (options->repro)
+        pd_serve_set_repro(b->serve, options->repro, options->repro_ctx);
     PD_CHECK(pd_serve_start(b->serve, &error) == 0);
     b->job = (struct pd_job_info){.job_id = 7, .generation = 1};
     strcpy(b->job.spec.name, "train");

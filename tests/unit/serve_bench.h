@@ -19,6 +19,8 @@ struct serve_bench_options {
     void *validate_ctx;
     pd_corrupt_fn *corrupt;
     void *corrupt_ctx;
+    pd_repro_fn *repro;
+    void *repro_ctx;
 };
 
 struct serve_bench {

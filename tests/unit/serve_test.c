@@ -330,15 +330,16 @@ struct corruption {
     atomic_int times;
 };
 
-static void corrupt_positions(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
+static bool corrupt_positions(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
                               uint8_t *payload)
 {
     struct corruption *corruption = ctx;
     if (key->step != corruption->step || atomic_fetch_sub(&corruption->times, 1) <= 0)
-        return;
+        return false;
     const struct pd_array *array = pd_batch_find(batch, "positions");
     ((int32_t *)(void *)(payload + array->offset_bytes))[3] = 99;
     pd_batch_digest(batch, payload);
+    return false;
 }
 
 static void test_violation_once(void **state)
@@ -359,13 +360,28 @@ static void test_violation_once(void **state)
     pd_ready_batch_unref(batch);
     struct pd_serve_gauges gauges;
     pd_serve_gauges(b.serve, &gauges);
+    assert_int_equal(gauges.rebuilt_total, 1);
+    char repro[PD_REPRO_PATH_MAX];
+    struct pd_error error;
+    pd_serve_repro(b.serve, repro);
+    assert_string_equal(repro, "");
+    assert_false(pd_serve_halted(b.serve, 0, &error));
     assert_int_equal(gauges.violations_total, 0);
     serve_bench_fini(&b);
+}
+
+static void name_repro(void *ctx, const struct pd_assemble_order *order,
+                       const struct pd_check_finding *finding, char *path, size_t size)
+{
+    atomic_fetch_add((atomic_int *)ctx, 1);
+    snprintf(path, size, "%s-%llu", pd_check_finding_name(finding),
+             (unsigned long long)order->key.step);
 }
 
 static void test_violation_halts(void **state)
 {
     (void)state;
+    atomic_int repros = 0;
     struct corruption corruption = {.step = 1, .times = 1000};
     struct serve_bench b;
     serve_bench_init(&b, &(struct serve_bench_options){.packs = 8,
@@ -374,7 +390,9 @@ static void test_violation_halts(void **state)
                                                        .rows = 2,
                                                        .accum = 1,
                                                        .corrupt = corrupt_positions,
-                                                       .corrupt_ctx = &corruption});
+                                                       .corrupt_ctx = &corruption,
+                                                       .repro = name_repro,
+                                                       .repro_ctx = &repros});
     struct pd_ready_batch *batch = serve_get_ok(&b, serve_bench_key(&b, 0, 0, 0));
     struct serve_rank waits;
     struct pd_ready_batch *none;
@@ -395,6 +413,12 @@ static void test_violation_halts(void **state)
     struct pd_serve_gauges gauges;
     pd_serve_gauges(b.serve, &gauges);
     assert_int_equal(gauges.violations_total, 1);
+    char repro[PD_REPRO_PATH_MAX];
+    pd_serve_repro(b.serve, repro);
+    assert_string_equal(repro, "positions-1");
+    assert_int_equal(atomic_load(&repros), 1);
+    assert_true(pd_serve_halted(b.serve, 0, &error));
+    assert_string_equal(error.reason, "HALTED");
     assert_int_equal(gauges.halted_feeds, 1);
     assert_int_equal(gauges.ready_batches, 0);
     pd_ready_batch_unref(batch);
