@@ -50,7 +50,7 @@ void pd_log_reader_free(struct pd_log_reader *reader);
 int pd_log_reader_begin(struct pd_log_reader *reader) PD_MUST_CHECK;
 void pd_log_reader_end(struct pd_log_reader *reader);
 /* A planned pack, decoded into *pack (cleared first). PD_ENOTFOUND: not planned yet, or trimmed.
- * PD_ECORRUPT, PD_ENOMEM. */
+ * PD_ECORRUPT: damaged, or not what the chain of plan digests says. PD_ENOMEM. */
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                      struct pd_pack *pack) PD_MUST_CHECK;
 /* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls

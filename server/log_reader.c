@@ -96,6 +96,18 @@ static int read_plan(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
     return content->failed ? PD_ECORRUPT : 0;
 }
 
+/* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed, or
+ * damaged itself, cannot tell. */
+static bool continues(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
+                      uint64_t plan_digest, const void *encoded, size_t size)
+{
+    struct pd_plan_facts before = {0};
+    struct pd_reader content;
+    if (number > 0 && read_plan(reader, feed, number - 1, &before, &content) != 0)
+        return true;
+    return pd_plan_digest_next(before.plan_digest, encoded, size) == plan_digest;
+}
+
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                      struct pd_pack *pack)
 {
@@ -103,9 +115,13 @@ int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
     struct pd_reader content;
     pd_pack_clear(pack);
     int rc = read_plan(reader, feed, number, &facts, &content);
-    if (!rc)
-        rc = pd_pack_decode(pack, content.at, pd_reader_left(&content));
-    if (!rc && pack->number != number)
+    if (rc)
+        return rc;
+    const void *encoded = content.at;
+    size_t size = pd_reader_left(&content);
+    rc = pd_pack_decode(pack, encoded, size);
+    if (!rc && (pack->number != number ||
+                !continues(reader, feed, number, facts.plan_digest, encoded, size)))
         rc = PD_ECORRUPT;
     return rc;
 }
