@@ -24,7 +24,7 @@ def suites(full):
     yield "opt", [], TARGETS
     if full:
         yield "asan", ["--config=asan"], TARGETS
-        yield "tsan", ["--config=tsan", "--test_tag_filters=-grpc"], TARGETS
+        yield "tsan", ["--config=tsan"], TARGETS
 
 
 def read_logs():
