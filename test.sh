@@ -17,5 +17,6 @@ case ${1:-} in
 esac
 
 tools/setup.sh test || { echo "0 passed, 1 failed"; exit 1; }
-export PACKD_FULL=$full
+unset PACKD_FULL
+[ $full = 0 ] || export PACKD_FULL=1 # tests with a long form look whether it is set
 exec tools/run_tests.py $([ $full = 1 ] && echo --full)
