@@ -277,6 +277,17 @@ class ValidationTest(unittest.TestCase):
                 peer.rpc.AdminStub(channel).SelfTest(peer.pb.SelfTestRequest(), timeout=peer.CALL_S)
             self.assertIn(peer.error_detail(caught.exception).reason, ("PROBE_OFF", "STARTING"))
 
+    def test_repros_are_bounded(self):
+        packd = faulty("two segments merged", self.hurt, 1 << 30)
+        for i in range(16):
+            os.makedirs(os.path.join(packd.directory, "data", "repros", f"old{i}"))
+        with packd:
+            push_all(packd)
+            self.halted(packd, self.hurt)
+            self.assertIn("repro_not_saved", packd.log())
+            self.assertEqual(packd.status()["validator"]["repro"], "")
+            self.assertEqual(len(os.listdir(os.path.join(packd.directory, "data", "repros"))), 16)
+
     def test_restart_after_a_halt(self):
         """The halt lasts as long as the process: a daemon without the fault serves the same log, the batch included."""
         packd = faulty("two segments merged", self.hurt, 1 << 30).start()
