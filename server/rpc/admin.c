@@ -218,9 +218,9 @@ static void self_test(struct pd_call *call, grpc_byte_buffer *buffer)
     const Packd__V1__SelfTestRequest *wire = (const void *)pd_unary_of(call)->request;
     pd_validation_info(validation, &info);
     if (wire->backend[0] && strcmp(wire->backend, info.backend) != 0) {
-        (void)pd_call_fail_with(call, PD_EUNSUPPORTED, "UNSUPPORTED",
-                                "the backend in use is %s; packctl selftest --backend tests another",
-                                info.backend);
+        (void)pd_call_fail_with(
+            call, PD_EUNSUPPORTED, "UNSUPPORTED",
+            "the backend in use is %s; packctl selftest --backend tests another", info.backend);
         return;
     }
     struct selftest *test = calloc(1, sizeof(*test));
