@@ -54,7 +54,7 @@ struct daemon {
     struct pd_options options;
     enum state state;
     uv_loop_t loop;
-    uv_signal_t signals[3];
+    uv_signal_t signals[4];
     uv_async_t bell;
     uv_timer_t watchdog;
     struct pd_log *log;
@@ -152,7 +152,7 @@ static void on_signal(uv_signal_t *handle, int number)
         pd_log(PD_LOG_WARN, "stopped", "text=\"second signal: ended at once; the log is whole\"");
         _exit(1);
     }
-    begin_end(d, number == SIGTERM ? "SIGTERM" : "SIGINT");
+    begin_end(d, number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGQUIT");
 }
 
 /* Rung by Admin.Drain and by the stopper. */
@@ -188,7 +188,7 @@ static void on_watchdog(uv_timer_t *timer)
 
 static int start_loop(void *ctx, struct pd_error *error)
 {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     struct daemon *d = ctx;
     if (uv_loop_init(&d->loop) != 0)
         return pd_error_set(error, PD_EIO, "LOOP",
@@ -318,7 +318,7 @@ static void stop_rpc_step(void *ctx)
     if (d->stopper_started)
         pthread_join(d->stopper, NULL);
     else
-        pd_rpc_stop(d->rpc, 0);
+        pd_rpc_stop(d->rpc, 1000000000u); /* there are no calls: it takes no time */
     pd_rpc_free(d->rpc);
 }
 
@@ -479,6 +479,7 @@ int main(int argc, char **argv)
 {
     struct daemon d = {.state = STARTING};
     struct pd_error error = {0};
+    pd_process_block_signals(); /* one that comes before the loop runs ends the daemon in order */
     if (pd_options_parse(&d.options, argc, argv, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 2;
@@ -487,6 +488,8 @@ int main(int argc, char **argv)
         return pd_options_help(stdout) != 0;
     if (d.options.version)
         return printf("packd %s\n", PD_VERSION) < 0;
+    if (d.options.check_config)
+        pd_process_unblock_signals();
     if (pd_process_log_setup(&error) != 0 ||
         pd_options_config(&d.options, &d.config, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
