@@ -9,6 +9,7 @@
 #include "proto/packd.pb-c.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define TIMEOUT_MS 10000
@@ -191,6 +192,21 @@ static const Packd__V1__JobStatus *find_job(const Packd__V1__StatusResponse *sta
     return NULL;
 }
 
+/* The server judges by what the request says was received, and an operator received nothing: what
+ * the ranks got is in the job's status. */
+static void tell_delivered(struct packd_admin *admin, const Packd__V1__CommitRequest *request,
+                           const Packd__V1__JobStatus *job, struct packd_error *error)
+{
+    char upto[80] = "has delivered no step yet";
+    if (job->delivered_step >= 0)
+        snprintf(upto, sizeof upto, "has delivered steps up to %" PRId64, job->delivered_step);
+    pd_client_error(error, PACKD_EINVAL, "COMMIT_BEYOND_FETCHED",
+                    "packd at %s: step %" PRIu64
+                    " cannot be committed: job %s of feed %s %s (planned: %" PRId64 " steps)",
+                    pd_channel_server(admin->channel), request->step, request->job, request->feed,
+                    upto, job->planned_step + 1);
+}
+
 int packd_admin_commit(struct packd_admin *admin, const char *feed, const char *job, uint64_t step,
                        int64_t timeout_ms, char **json, struct packd_error *error)
 {
@@ -221,6 +237,11 @@ int packd_admin_commit(struct packd_admin *admin, const char *feed, const char *
         rc = pd_client_error(error, PACKD_ENOTFOUND, "UNKNOWN_JOB",
                              "packd at %s: feed %s has no job %s",
                              pd_channel_server(admin->channel), ask.feed, ask.job);
+    if (rc != 0 && error && strcmp(error->reason, "COMMIT_BEYOND_FETCHED") == 0) {
+        int grpc_code = error->grpc_code;
+        tell_delivered(admin, &request, found, error);
+        error->grpc_code = grpc_code;
+    }
     protobuf_c_message_free_unpacked(reply, NULL);
     return rc;
 }

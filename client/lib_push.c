@@ -219,6 +219,18 @@ static int check_next_seq(struct packd_producer *p, const Packd__V1__Welcome *we
     return 0;
 }
 
+/* Why the credit is small, as a Welcome or an Ack has it. */
+static void set_waiting(struct packd_producer *p, Packd__V1__LogState state, const char *text)
+{
+    p->stats.waiting[0] = 0;
+    if (state == PACKD__V1__LOG_STATE__LOG_OK)
+        return;
+    const ProtobufCEnumValue *why =
+        protobuf_c_enum_descriptor_get_value(&packd__v1__log_state__descriptor, (int)state);
+    snprintf(p->stats.waiting, sizeof p->stats.waiting, "%s%s%.110s", why ? why->name : "LOG_STATE",
+             text[0] ? ": " : "", text);
+}
+
 static int on_welcome(struct packd_producer *p, const Packd__V1__Welcome *welcome,
                       struct packd_error *error)
 {
@@ -235,6 +247,7 @@ static int on_welcome(struct packd_producer *p, const Packd__V1__Welcome *welcom
     p->stats.stream_ended = welcome->stream_ended;
     p->stats.durable_seq = welcome->next_seq;
     p->call_credit_bytes = welcome->credit_bytes;
+    set_waiting(p, welcome->why, "");
     p->unsent = p->first;
     p->unsent_offset = 0;
     p->down_since_ns = 0;
@@ -254,13 +267,7 @@ static void on_ack(struct packd_producer *p, const Packd__V1__Ack *ack)
         p->stats.duplicates += ack->duplicates - p->call_duplicates;
         p->call_duplicates = ack->duplicates;
     }
-    p->stats.waiting[0] = 0;
-    if (ack->why != PACKD__V1__LOG_STATE__LOG_OK) {
-        const ProtobufCEnumValue *why =
-            protobuf_c_enum_descriptor_get_value(&packd__v1__log_state__descriptor, (int)ack->why);
-        snprintf(p->stats.waiting, sizeof p->stats.waiting, "%s%s%.110s",
-                 why ? why->name : "LOG_STATE", ack->text[0] ? ": " : "", ack->text);
-    }
+    set_waiting(p, ack->why, ack->text);
     drop_durable(p);
 }
 
@@ -451,6 +458,8 @@ void *pd_push_run(void *pointer)
         if (p->welcomed_once)
             p->stats.reconnects++;
         p->down = error;
+        snprintf(p->stats.waiting, sizeof p->stats.waiting, "%s: %.110s",
+                 error.reason[0] ? error.reason : packd_error_name(error.code), error.text);
         pthread_cond_broadcast(&p->changed);
         if (p->closing && !p->first && !p->open)
             break;

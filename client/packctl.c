@@ -143,6 +143,18 @@ int ctl_error(const struct ctl *ctl, const struct packd_error *error)
     return strcmp(error->reason, "BAD_RECORD") == 0 ? CTL_INPUT : exit_of(error->code);
 }
 
+/* `rc`, or CTL_INPUT where all went well but what was printed did not arrive. */
+static int flush_stdout(int rc)
+{
+    errno = 0;
+    int failed = fflush(stdout);
+    if (failed == 0 && !ferror(stdout))
+        return rc;
+    ctl_message("stdout: not all of the output could be written%s%s", errno ? ": " : "",
+                errno ? strerror(errno) : "");
+    return rc == CTL_OK ? CTL_INPUT : rc;
+}
+
 static const char *attribute(const struct ctl *ctl, const char *code)
 {
     return ctl->color ? code : "";
@@ -281,7 +293,7 @@ static bool shared_option(struct ctl *ctl, int option)
         return true;
     case 'h':
         print_help(ctl);
-        exit(CTL_OK);
+        exit(flush_stdout(CTL_OK));
     default:
         return false;
     }
@@ -338,9 +350,35 @@ int ctl_no_arguments(const struct ctl *ctl, int argc, char **argv)
     return ctl_usage(ctl, "unexpected argument \"%s\"", argv[optind]);
 }
 
+/* "host:port"; a host with colons of its own stands in brackets or behind a scheme (dns:///...). */
+static bool is_host_and_port(const char *server)
+{
+    const char *colon = strrchr(server, ':');
+    if (!colon || colon == server || strpbrk(server, " \t\r\n"))
+        return false;
+    size_t host = (size_t)(colon - server), digits = strspn(colon + 1, "0123456789");
+    bool plain = strcspn(server, ":[]") == host;
+    bool bracketed = server[0] == '[' && host > 2 && strcspn(server, "]") == host - 1;
+    unsigned long port = digits > 0 && digits <= 5 ? strtoul(colon + 1, NULL, 10) : 0;
+    return (plain || bracketed || strstr(server, "://")) && colon[1 + digits] == 0 && port >= 1 &&
+           port <= 65535;
+}
+
+int ctl_server_check(const struct ctl *ctl)
+{
+    const char *path = strncmp(ctl->server, "unix:", 5) == 0 ? ctl->server + 5 : NULL;
+    if (path ? path[0] == '/' && path[1] : is_host_and_port(ctl->server))
+        return CTL_OK;
+    return ctl_usage(ctl,
+                     "server \"%s\": expected host:port with a port from 1 to 65535, or unix:/path",
+                     ctl->server);
+}
+
 int ctl_admin_open(const struct ctl *ctl, struct packd_admin **admin)
 {
     struct packd_error error = {0};
+    if (ctl_server_check(ctl) != CTL_OK)
+        return CTL_USAGE;
     struct packd_admin_options options = {.server = ctl->server,
                                           .token = ctl->token,
                                           .timeout_ms = ctl->timeout_ms > 0 ? ctl->timeout_ms : 0};
@@ -427,7 +465,7 @@ static int global_options(struct ctl *ctl, int argc, char **argv)
     return -1;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     const char *server = getenv("PACKD_SERVER"), *token = getenv("PACKD_TOKEN");
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
@@ -452,9 +490,12 @@ int main(int argc, char **argv)
     optind = 0; /* glibc: start anew, and look at what the command's string says */
     rc = ctl.command->run(&ctl, argc, argv);
     clear_progress();
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        ctl_message("writing to stdout: %s", strerror(errno));
-        return rc == CTL_OK ? CTL_INPUT : rc;
-    }
     return rc;
+}
+
+int main(int argc, char **argv)
+{
+    /* Errors are told here, with what to do; gRPC's own lines would only stand between them. */
+    setenv("GRPC_VERBOSITY", "NONE", 0);
+    return flush_stdout(run(argc, argv));
 }

@@ -76,6 +76,10 @@ const char *ctl_plain(const struct ctl *ctl);
 /* Text as a quoted JSON string. */
 void ctl_json_string(FILE *out, const char *text);
 
+/* The address in use is host:port or unix:/path: CTL_OK, else a message and CTL_USAGE. Before any
+ * connection. */
+int ctl_server_check(const struct ctl *ctl);
+/* Checks the address, too. */
 int ctl_admin_open(const struct ctl *ctl, struct packd_admin **admin);
 
 #endif

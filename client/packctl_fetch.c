@@ -3,6 +3,7 @@
  * Every batch passes the structural check of packer/check.h on this side too, on the arrays as they
  * were received or rebuilt. A file appears under its name only when it is complete. A fetch that is
  * started again with --from goes on wherever it is told to. */
+#include "client/lib_error.h"
 #include "client/packctl.h"
 
 #include "base/check.h"
@@ -133,6 +134,25 @@ static int next(struct fetch *fetch, const struct packd_batch **batch)
     return rc == 0 ? 1 : -ctl_error(fetch->ctl, &error);
 }
 
+/* A feed that ended before the step asked for has nothing that could be called finished. */
+static int check_begun(const struct fetch *fetch)
+{
+    struct packd_end end;
+    struct packd_error error = {0};
+    packd_job_end(fetch->job, &end);
+    const struct packd_job_options *o = &fetch->options;
+    if (!end.ended || o->start != PACKD_START_RESUME || (int64_t)o->resume_step < end.last_step)
+        return CTL_OK;
+    char last[64] = "without any step";
+    if (end.last_step >= 0)
+        snprintf(last, sizeof last, "with step %" PRId64, end.last_step);
+    pd_client_error(&error, PACKD_ERANGE, "BEYOND_END",
+                    "packd at %s: feed %s has ended %s of job %s: there is no step %" PRIu64
+                    " to begin --from",
+                    fetch->ctl->server, o->feed, last, o->job, o->resume_step + 1);
+    return ctl_error(fetch->ctl, &error);
+}
+
 static int fetch_all(struct fetch *fetch)
 {
     const struct packd_batch *batch;
@@ -151,6 +171,9 @@ static int fetch_all(struct fetch *fetch)
     }
     if (rc < 0)
         return -rc;
+    rc = check_begun(fetch);
+    if (rc != CTL_OK)
+        return rc;
     if (fetch->commit_every > 0 && fetch->uncommitted > 0)
         return commit(fetch);
     return CTL_OK;
@@ -209,6 +232,8 @@ static int run_all(struct fetch *fetch)
 {
     struct packd_error error = {0};
     struct packd_job_info info;
+    if (ctl_server_check(fetch->ctl) != CTL_OK)
+        return CTL_USAGE;
     if (fetch->out && make_directory(fetch->out) != CTL_OK)
         return CTL_INPUT;
     fetch->started_ns = pd_clock_mono_ns();

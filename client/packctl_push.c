@@ -3,6 +3,7 @@
  * The stream's name holds the digest of the input, and so does its content_id: pushing the same input
  * again finds all samples there and does nothing, pushing a broken push again goes on where it
  * stopped. Reads, skips what the server has, puts; libpackd does the rest. */
+#include "client/lib_error.h"
 #include "client/packctl.h"
 #include "client/reader.h"
 
@@ -12,9 +13,11 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define REASONS_MAX 32
@@ -24,6 +27,7 @@
 struct push {
     struct ctl *ctl;
     const char *path;
+    bool pipe; /* JSON lines from file descriptor 0, whatever `path` names */
     const char *feed, *source, *field;
     char stream[65];
     char content_id[256];
@@ -39,7 +43,8 @@ struct push {
     } reasons[REASONS_MAX];
     unsigned reason_count, rejects_shown;
     uint64_t started_ns, shown_ns;
-    FILE *spool; /* stdin, kept for its digest */
+    char told[40]; /* the reason of the wait last told */
+    FILE *spool;   /* stdin, kept for its digest */
 };
 
 /* ---- the name -------------------------------------------------------------------------------- */
@@ -64,11 +69,16 @@ static int spool_stdin(struct push *push, char *path, size_t size)
     char chunk[65536];
     size_t got;
     push->spool = tmpfile();
-    while (push->spool && (got = fread(chunk, 1, sizeof chunk, stdin)) > 0)
+    while (push->spool && (got = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
+        if (memchr(chunk, 0, got)) { /* a device might never end */
+            ctl_message("%s: binary data; expected JSON lines", push->path);
+            return CTL_INPUT;
+        }
         if (fwrite(chunk, 1, got, push->spool) != got)
             break;
+    }
     if (!push->spool || ferror(stdin) || ferror(push->spool) || fflush(push->spool) != 0) {
-        ctl_message("stdin: %s; with --stream NAME it is not kept", strerror(errno));
+        ctl_message("%s: %s; with --stream NAME it is not kept", push->path, strerror(errno));
         return CTL_INPUT;
     }
     rewind(push->spool);
@@ -88,12 +98,32 @@ static const char *base_name(const char *path, char *buf, size_t size)
     return buf;
 }
 
+/* A pipe or a device by name (a FIFO, <(command), /dev/stdin) is read like `-`: it takes the place of
+ * file descriptor 0. */
+static int open_pipe(struct push *push)
+{
+    struct stat info;
+    push->pipe = strcmp(push->path, "-") == 0 || strcmp(push->path, "/dev/stdin") == 0;
+    if (push->pipe || stat(push->path, &info) != 0 ||
+        (!S_ISFIFO(info.st_mode) && !S_ISCHR(info.st_mode)))
+        return CTL_OK;
+    int fd = open(push->path, O_RDONLY | O_CLOEXEC);
+    push->pipe = fd >= 0 && dup2(fd, STDIN_FILENO) >= 0;
+    if (!push->pipe)
+        ctl_message("%s: %s", push->path, strerror(errno));
+    if (fd > STDIN_FILENO)
+        close(fd);
+    return push->pipe ? CTL_OK : CTL_INPUT;
+}
+
 static int choose_name(struct push *push)
 {
     struct packd_error error = {0};
     char base[256], spooled[64];
     uint64_t digest = 0;
-    bool pipe = strcmp(push->path, "-") == 0;
+    if (open_pipe(push) != CTL_OK)
+        return CTL_INPUT;
+    bool pipe = push->pipe;
     if (pipe && push->stream[0]) { /* a pipe with a name goes on at the stream's end */
         push->appends = true;
         return CTL_OK;
@@ -145,6 +175,46 @@ static void show_progress(struct push *push)
                  stats.waiting[0] ? "; the server says " : "", stats.waiting);
 }
 
+/* What people call the log states of the protocol; the state's own name where it has no other. */
+static const char *state_words(const char *state)
+{
+    static const struct {
+        const char *state, *words;
+    } known[] = {{"LOG_INGEST_MEMORY", "the server's memory for samples is shared out"},
+                 {"LOG_LANE_SHARE", "the stream is far enough ahead of the planner"},
+                 {"LOG_FULL", "the log is full"},
+                 {"LOG_STALLED", "the log is full, and only a job's commit can free space"},
+                 {"LOG_DRAINING", "the server is going down"},
+                 {"LOG_HALTED", "the feed is halted"}};
+    for (size_t i = 0; i < PD_COUNT_OF(known); i++)
+        if (strcmp(known[i].state, state) == 0)
+            return known[i].words;
+    return state;
+}
+
+/* Once per reason: "STATE" or "REASON: text" as the producer has it, or no answer for a second. The
+ * figures in a text change all the time, so the reason alone counts. */
+static void tell_waiting(struct push *push, const struct packd_producer_stats *stats,
+                         uint64_t moved_ns)
+{
+    char reason[sizeof push->told];
+    size_t bytes = strcspn(stats->waiting, ":");
+    bool silent = bytes == 0;
+    if (silent && pd_clock_mono_ns() - moved_ns < UINT64_C(1000000000))
+        return;
+    snprintf(reason, sizeof reason, "%.*s", silent ? 9 : (int)bytes,
+             silent ? "NO_ANSWER" : stats->waiting);
+    if (strcmp(reason, push->told) == 0)
+        return;
+    memcpy(push->told, reason, sizeof reason);
+    if (silent)
+        ctl_note(push->ctl,
+                 "waiting: packd at %s has not acknowledged %" PRIu64 " samples for a second",
+                 push->ctl->server, stats->next_seq - stats->durable_seq);
+    else
+        ctl_note(push->ctl, "waiting: %s%s", state_words(reason), stats->waiting + bytes);
+}
+
 /* A blocking call in slices, until it ends, the user stops, or nothing moved for the timeout. */
 static int in_slices(struct push *push, int (*call)(struct push *, void *, struct packd_error *),
                      void *arg)
@@ -160,6 +230,7 @@ static int in_slices(struct push *push, int (*call)(struct push *, void *, struc
             moved_ns = pd_clock_mono_ns();
         durable = stats.durable_seq;
         show_progress(push);
+        tell_waiting(push, &stats, moved_ns);
         if (ctl_stop)
             return CTL_INTERRUPTED;
         if (pd_clock_mono_ns() - moved_ns > (uint64_t)limit_ms * 1000000)
@@ -239,11 +310,47 @@ static int push_samples(struct push *push, uint64_t first_seq)
     return CTL_OK;
 }
 
+static void print_left_out(const struct push *push)
+{
+    const struct pd_reader_counts *c = pd_input_counts(push->input);
+    if (c->empty_lines + c->empty_samples > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " empty lines, %" PRIu64 " empty samples",
+                 c->empty_lines, c->empty_samples);
+    if (c->skipped_files > 0)
+        ctl_note(push->ctl,
+                 "left out: %" PRIu64 " files that are binary, links, or packed otherwise than .gz",
+                 c->skipped_files);
+    if (c->bad > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " bad records; the last: %s", c->bad,
+                 pd_input_last_bad(push->input));
+    if (push->too_large > 0)
+        ctl_note(push->ctl, "left out: %" PRIu64 " samples too large for the server",
+                 push->too_large);
+}
+
+/* Ending a feed cannot be undone, so an input of which nothing was stored ends none. */
+static int check_stored(struct push *push, const struct packd_producer_stats *stats)
+{
+    const struct pd_reader_counts *c = pd_input_counts(push->input);
+    struct packd_error error = {0};
+    if (push->already > 0 || push->pushed > stats->rejected)
+        return CTL_OK;
+    print_left_out(push);
+    pd_client_error(&error, PACKD_EINVAL, "NO_SAMPLES",
+                    "feed %s is not ended: no sample of %s was stored (%" PRIu64
+                    " bytes read, %" PRIu64 " records, %" PRIu64
+                    " samples refused); to end it all the same: packctl end-feed --feed %s",
+                    push->feed, push->path, c->bytes, c->records, stats->rejected, push->feed);
+    return ctl_error(push->ctl, &error);
+}
+
 static int finish(struct push *push)
 {
     struct packd_producer_stats stats;
     int rc = in_slices(push, call_flush, NULL);
     packd_producer_stats(push->producer, &stats);
+    if (rc == CTL_OK && push->end_feed)
+        rc = check_stored(push, &stats);
     if (rc == CTL_OK && push->end && !stats.stream_ended)
         rc = in_slices(push, call_end, NULL);
     if (rc == CTL_OK && push->end_feed) {
@@ -295,24 +402,6 @@ static void print_json(const struct push *push, const struct packd_producer_stat
            seconds > 0 ? (double)push->tokens / seconds : 0.0);
 }
 
-static void print_left_out(const struct push *push)
-{
-    const struct pd_reader_counts *c = pd_input_counts(push->input);
-    if (c->empty_lines + c->empty_samples > 0)
-        ctl_note(push->ctl, "left out: %" PRIu64 " empty lines, %" PRIu64 " empty samples",
-                 c->empty_lines, c->empty_samples);
-    if (c->skipped_files > 0)
-        ctl_note(push->ctl,
-                 "left out: %" PRIu64 " files that are binary, links, or packed otherwise than .gz",
-                 c->skipped_files);
-    if (c->bad > 0)
-        ctl_note(push->ctl, "left out: %" PRIu64 " bad records; the last: %s", c->bad,
-                 pd_input_last_bad(push->input));
-    if (push->too_large > 0)
-        ctl_note(push->ctl, "left out: %" PRIu64 " samples too large for the server",
-                 push->too_large);
-}
-
 static void print_summary(const struct push *push, const struct packd_producer_stats *stats,
                           double seconds)
 {
@@ -348,6 +437,8 @@ static int open_both(struct push *push)
     struct packd_error error = {0};
     struct pd_reader_options reading = {
         .field = push->field, .skip_bad = push->skip_bad, .stop = &ctl_stop};
+    if (push->pipe && strcmp(push->path, "-") != 0)
+        reading.stdin_name = push->path;
     struct packd_producer_options options = {
         .server = push->ctl->server,
         .token = push->ctl->token,
@@ -358,7 +449,7 @@ static int open_both(struct push *push)
         .timeout_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS / 4,
         .on_reject = on_reject,
         .ctx = push};
-    if (pd_input_open(push->path, &reading, &push->input, &error) != 0 ||
+    if (pd_input_open(push->pipe ? "-" : push->path, &reading, &push->input, &error) != 0 ||
         packd_producer_open(&options, &push->producer, &error) != 0)
         return ctl_error(push->ctl, &error);
     return CTL_OK;
@@ -423,6 +514,8 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
         return ctl_usage(ctl, optind == argc ? "which file, directory, or - for stdin?"
                                              : "one FILE, DIR or - at a time");
     push.path = argv[optind];
+    if (ctl_server_check(ctl) != CTL_OK)
+        return CTL_USAGE;
     ctl_catch_signals();
     return push_all(&push);
 }
@@ -448,10 +541,12 @@ const struct ctl_command ctl_push_command = {
         "  --skip-bad      count bad records and samples too large for the server instead of "
         "stopping\n"
         "  --end           end the stream afterwards\n"
-        "  --end-feed      end the feed afterwards, whoever else pushes to it\n\n"
-        "  .jsonl: an object a line; .json: an array of objects; other files: one sample each. "
-        "Text\n"
-        "  becomes its UTF-8 bytes. A record may also hold labels, loss_mask, weight, key, group,\n"
+        "  --end-feed      end the feed afterwards, whoever else pushes to it; not where the "
+        "input\n"
+        "                  held no sample\n\n"
+        "  .jsonl: an object a line; .json: an array of objects; a pipe or device: like -; other\n"
+        "  files: one sample each. Text becomes its UTF-8 bytes. A record may also hold labels, "
+        "loss_mask, weight, key, group,\n"
         "  version.\n",
     .run = run_push,
 };

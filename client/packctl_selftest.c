@@ -47,9 +47,9 @@ static void rows_of(const struct pd_selftest_report *r, struct row rows[4])
 {
     rows[0] = (struct row){"dense", "attention against an fp64 reference with a block mask",
                            r->dense_cases, r->dense_cases - ends_in(r, "dense")};
-    rows[1] = (struct row){"interference", "other segments keep every bit when one changes",
-                           r->interference_cases,
-                           r->interference_cases - ends_in(r, "interference")};
+    rows[1] =
+        (struct row){"interference", "other segments keep every bit when one changes",
+                     r->interference_cases, r->interference_cases - ends_in(r, "interference")};
     rows[2] = (struct row){"faults", "planted faults found by the probe alone", r->faults_planted,
                            r->faults_found};
     rows[3] = (struct row){"clean", "valid batches without an alarm", r->clean_batches,
@@ -122,8 +122,8 @@ static int run_on(const struct ctl *ctl, const char *backend)
     if (pd_validator_new(backend, &limits, &notice, &validator, &fallback, &error) != 0)
         return refused(ctl, &error);
     /* A device that was given up has failed, whatever the CPU says then. */
-    outcome.passed = pd_validator_selftest(validator, &outcome.report, &error) == 0 &&
-                     outcome.retired[0] == 0;
+    outcome.passed =
+        pd_validator_selftest(validator, &outcome.report, &error) == 0 && outcome.retired[0] == 0;
     outcome.device = pd_validator_device(validator);
     outcome.fallback = fallback.code != 0 ? fallback.text : "";
     if (!outcome.passed && !outcome.report.failure[0])
@@ -153,11 +153,12 @@ const struct ctl_command ctl_selftest_command = {
     .name = "selftest",
     .arguments = "[--backend auto|cuda|cpu]",
     .summary = "prove the attention probe on this machine; needs no server",
-    .help = "  packctl selftest\n"
-            "  packctl selftest --backend cuda --json\n\n"
-            "  --backend B    auto (the GPU where there is one), cuda or cpu\n\n"
-            "Attention against a dense reference, segments that must not disturb each other, faults\n"
-            "that the probe must find, valid batches on which it must be silent. Exit code 1 where\n"
-            "one of them fails, or where a GPU is demanded and there is none.\n",
+    .help =
+        "  packctl selftest\n"
+        "  packctl selftest --backend cuda --json\n\n"
+        "  --backend B    auto (the GPU where there is one), cuda or cpu\n\n"
+        "Attention against a dense reference, segments that must not disturb each other, faults\n"
+        "that the probe must find, valid batches on which it must be silent. Exit code 1 where\n"
+        "one of them fails, or where a GPU is demanded and there is none.\n",
     .run = run_selftest,
 };

@@ -59,6 +59,10 @@ static FTS *walk_open(const char *path, bool *is_directory, struct packd_error *
         return NULL;
     }
     *is_directory = S_ISDIR(info.st_mode);
+    if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
+        pd_client_error(error, PACKD_EIO, "INPUT", "%s: neither a file nor a directory", path);
+        return NULL;
+    }
     char *const roots[] = {(char *)(uintptr_t)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
     if (!walk)
@@ -112,6 +116,12 @@ static bool is_compressed(const char *path)
     return false;
 }
 
+/* Bytes of a UTF-8 byte order mark in front: 3, or 0. */
+static size_t mark_bytes(const struct pd_buf *text)
+{
+    return text->size_bytes >= 3 && memcmp(text->data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 /* Bytes at chunk_at: 1, 0 at the end, or negative. */
@@ -151,6 +161,10 @@ static int line_next(struct pd_input *input, struct packd_error *error)
         return rc;
     if (input->text.failed)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a line");
+    if (input->line == 0 && mark_bytes(&input->text) > 0) {
+        input->text.size_bytes -= 3;
+        memmove(input->text.data, input->text.data + 3, input->text.size_bytes);
+    }
     input->line += any;
     return any;
 }
@@ -211,14 +225,14 @@ static int open_json(struct pd_input *input, struct packd_error *error)
     int rc = read_whole(input, error);
     if (rc != 0)
         return rc;
-    size_t skip = 0;
+    size_t mark = mark_bytes(&input->text), skip = mark;
     while (skip < input->text.size_bytes && strchr(" \t\r\n", input->text.data[skip]) &&
            input->text.data[skip])
         skip++;
     bool array = skip < input->text.size_bytes && input->text.data[skip] == '[';
     if (array)
-        input->array = json_loadb((const char *)input->text.data, input->text.size_bytes,
-                                  JSON_ALLOW_NUL, &why);
+        input->array = json_loadb((const char *)input->text.data + mark,
+                                  input->text.size_bytes - mark, JSON_ALLOW_NUL, &why);
     input->kind = KIND_ARRAY;
     if (input->array && (!input->in_directory || json_is_object(json_array_get(input->array, 0))))
         return 0;
@@ -381,17 +395,20 @@ int pd_input_next(struct pd_input *input, struct packd_sample *sample, struct pa
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static int open_root(struct pd_input *input, const char *path, struct packd_error *error)
+static int open_root(struct pd_input *input, const char *path, const char *stdin_name,
+                     struct packd_error *error)
 {
     if (strcmp(path, "-") != 0) {
         input->walk = walk_open(path, &input->in_directory, error);
         return input->walk ? 0 : PACKD_EIO;
     }
-    input->path = strdup("stdin");
-    pd_source_open_stdin(&input->source);
+    input->path = strdup(stdin_name ? stdin_name : "stdin");
+    if (!input->path)
+        return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");
+    pd_source_open_stdin(&input->source, input->path);
     input->kind = KIND_LINES;
     input->counts.files = 1;
-    return input->path ? 0 : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");
+    return 0;
 }
 
 int pd_input_open(const char *path, const struct pd_reader_options *options, struct pd_input **out,
@@ -406,7 +423,7 @@ int pd_input_open(const char *path, const struct pd_reader_options *options, str
     int rc = input->chunk ? pd_record_init(&input->record, options->field, error)
                           : pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory");
     if (rc == 0)
-        rc = open_root(input, path, error);
+        rc = open_root(input, path, options->stdin_name, error);
     if (rc != 0)
         pd_input_close(input);
     else

@@ -6,7 +6,7 @@
  *   directory           its files, depth first, by name; each as above
  *   NAME.gz             like NAME
  *
- * A record holds `tokens` or `input_ids` (integers), optionally labels, loss_mask, weight, key, group,
+ * A UTF-8 byte order mark in front of JSON is passed over. A record holds `tokens` or `input_ids` (integers), optionally labels, loss_mask, weight, key, group,
  * version; or text, which becomes its UTF-8 bytes. Reads through one growing line buffer; a .json
  * array is held in memory whole. One thread. */
 #ifndef PD_CLIENT_READER_H
@@ -25,6 +25,7 @@ struct pd_reader_options {
     bool skip_bad; /* count bad records instead of failing */
     /* Set by a signal handler: a read that waits then ends with PACKD_ECANCELED. NULL: none. */
     const volatile sig_atomic_t *stop;
+    const char *stdin_name; /* what "-" is called in texts; NULL: stdin */
 };
 
 struct pd_reader_counts {
@@ -38,7 +39,7 @@ struct pd_reader_counts {
 
 struct pd_input;
 
-/* Opens FILE, DIR or "-". PACKD_EIO: it cannot be read; PACKD_EINVAL: an empty field name. */
+/* Opens FILE, DIR or "-". PACKD_EIO: it cannot be read, or is neither (a pipe by name, a device); PACKD_EINVAL: an empty field name. */
 int pd_input_open(const char *path, const struct pd_reader_options *options, struct pd_input **out,
                   struct packd_error *error);
 /* 1 and *sample (borrowed until the next call), 0 at the end, or negative: PACKD_EINVAL with reason

@@ -45,9 +45,9 @@ int pd_source_open(struct pd_source *source, const char *path, struct packd_erro
     return PACKD_EIO;
 }
 
-void pd_source_open_stdin(struct pd_source *source)
+void pd_source_open_stdin(struct pd_source *source, const char *name)
 {
-    source->path = "stdin";
+    source->path = name;
     source->fd = STDIN_FILENO;
     source->gz = NULL;
 }

@@ -18,7 +18,8 @@ struct pd_source {
 
 /* PACKD_EIO. `path` must live until close. */
 int pd_source_open(struct pd_source *source, const char *path, struct packd_error *error);
-void pd_source_open_stdin(struct pd_source *source);
+/* `name` stands in texts and must live until close. */
+void pd_source_open_stdin(struct pd_source *source, const char *name);
 /* What is there, at most `size` bytes; 0 at the end; PACKD_EIO (a damaged .gz, too), PACKD_ECANCELED. */
 ssize_t pd_source_read(struct pd_source *source, void *data, size_t size,
                        struct packd_error *error);

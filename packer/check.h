@@ -42,7 +42,8 @@ struct pd_check_finding {
     enum pd_check check;
     uint32_t row, position; /* in the batch; 0 where it has no place */
     int64_t expected, found;
-    const char *kind; /* NULL, or a static name more telling than the rule's: a kind of the probe's */
+    const char
+        *kind; /* NULL, or a static name more telling than the rule's: a kind of the probe's */
     char text[160];
 };
 

@@ -220,10 +220,10 @@ void pd_repro_save(void *ctx, const struct pd_assemble_order *order,
     char parent[PD_REPRO_PATH_MAX];
     struct stat there;
     int parent_size = snprintf(parent, sizeof parent, "%s/repros", repro->config->log_path);
-    int path_size = snprintf(path, size, "%s/%s-%s-step%llu-micro%u-rank%u", parent,
-                             order->feed->name, order->spec->name,
-                             (unsigned long long)order->key.step, order->key.micro,
-                             order->key.dp_rank);
+    int path_size =
+        snprintf(path, size, "%s/%s-%s-step%llu-micro%u-rank%u", parent, order->feed->name,
+                 order->spec->name, (unsigned long long)order->key.step, order->key.micro,
+                 order->key.dp_rank);
     const char *why = NULL;
     if (parent_size >= (int)sizeof parent || path_size >= (int)size)
         why = "the path of log.path is too long";

@@ -48,6 +48,7 @@ struct pd_validation {
     pthread_mutex_t lock; /* guards what follows, but the validator, which is the thread's */
     pthread_cond_t work, changed;
     struct pd_link jobs;
+    struct pd_selftest_order *order; /* a self-test that is asked for, or NULL */
     enum phase phase;
     bool stopping;
     struct pd_error start_error;
@@ -118,21 +119,38 @@ static int make_validator(struct pd_validation *v, struct pd_error *error)
     return 0;
 }
 
-static int self_test(struct pd_validation *v)
+static int self_test(struct pd_validation *v, struct pd_selftest_report *report,
+                     struct pd_error *error)
 {
-    struct pd_selftest_report report = {0};
-    struct pd_error error = {0};
-    int rc = pd_validator_selftest(v->validator, &report, &error);
+    int rc = pd_validator_selftest(v->validator, report, error);
     if (rc != 0) {
         pd_log(PD_LOG_ERROR, "selftest_failed", "backend=%s text=\"%s\" failure=\"%s\"",
-               report.backend, error.text, report.failure);
+               report->backend, error->text, report->failure);
         return rc;
     }
     pd_log(PD_LOG_INFO, "selftest_passed",
-           "backend=%s device=\"%s\" faults_found=%u/%u seconds=%.3f", report.backend,
-           pd_validator_device(v->validator), report.faults_found, report.faults_planted,
-           report.seconds);
+           "backend=%s device=\"%s\" faults_found=%u/%u seconds=%.3f", report->backend,
+           pd_validator_device(v->validator), report->faults_found, report->faults_planted,
+           report->seconds);
     return 0;
+}
+
+static void first_test(struct pd_validation *v)
+{
+    struct pd_selftest_report report = {0};
+    struct pd_error error = {0};
+    bool off = strcmp(pd_validator_backend(v->validator), "off") == 0;
+    set_phase(v, TESTING);
+    set_phase(v, off || self_test(v, &report, &error) == 0 ? RUNNING : FAILED);
+}
+
+/* Answers a self-test that was asked for. */
+static void obey(struct pd_validation *v, struct pd_selftest_order *order)
+{
+    order->result = self_test(v, &order->report, &order->error);
+    snprintf(order->device, sizeof order->device, "%.63s", pd_validator_device(v->validator));
+    set_phase(v, order->result == 0 ? RUNNING : FAILED);
+    order->done(order);
 }
 
 static const int32_t *array_of(const struct pd_ready_batch *batch, const char *name, uint32_t rank)
@@ -166,15 +184,19 @@ static void probe(struct pd_validation *v, struct job *job)
     snprintf(job->backend, sizeof job->backend, "%.7s", pd_validator_backend(v->validator));
 }
 
-/* The oldest job, or NULL when it is time to end. */
-static struct job *next_job(struct pd_validation *v)
+/* The oldest job into *job, or the self-test that is asked for into *order; false when it is time to
+ * end. */
+static bool next_job(struct pd_validation *v, struct job **job, struct pd_selftest_order **order)
 {
     pthread_mutex_lock(&v->lock);
-    while (pd_list_empty(&v->jobs) && !v->stopping)
+    while (pd_list_empty(&v->jobs) && !v->order && !v->stopping)
         pthread_cond_wait(&v->work, &v->lock);
-    struct pd_link *link = pd_list_pop(&v->jobs);
+    *order = v->order;
+    v->order = NULL;
+    struct pd_link *link = *order ? NULL : pd_list_pop(&v->jobs);
+    *job = link ? PD_CONTAINER_OF(link, struct job, link) : NULL;
     pthread_mutex_unlock(&v->lock);
-    return link ? PD_CONTAINER_OF(link, struct job, link) : NULL;
+    return *job || *order;
 }
 
 static void *run(void *ctx)
@@ -185,10 +207,14 @@ static void *run(void *ctx)
         set_phase(v, FAILED);
         return NULL;
     }
-    set_phase(v, TESTING);
-    bool off = strcmp(pd_validator_backend(v->validator), "off") == 0;
-    set_phase(v, off || self_test(v) == 0 ? RUNNING : FAILED);
-    for (struct job *job; (job = next_job(v));) {
+    first_test(v);
+    struct job *job;
+    struct pd_selftest_order *order;
+    while (next_job(v, &job, &order)) {
+        if (order) {
+            obey(v, order);
+            continue;
+        }
         probe(v, job);
         pthread_mutex_lock(&v->lock);
         note_backend(v); /* the device may have been retired */
@@ -296,6 +322,28 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
     bool clean = job.result.violation_count == 0;
     count(v, clean ? PD_PROBED_PASSED : PD_PROBED_VIOLATION);
     return clean ? 0 : violation(&job.result, finding);
+}
+
+int pd_validation_selftest(struct pd_validation *v, struct pd_selftest_order *order,
+                           struct pd_error *error)
+{
+    PD_MAGIC_CHECK(v, MAGIC);
+    int rc = 0;
+    pthread_mutex_lock(&v->lock);
+    if (v->phase < RUNNING)
+        rc = pd_error_set(error, PD_EUNAVAIL, "STARTING", "the first self-test has not ended");
+    else if (!v->validator)
+        rc = pd_error_set(error, PD_EDEVICE, "NO_VALIDATOR", "there is no validator: %.200s",
+                          v->start_error.text);
+    else if (strcmp(v->info.backend, "off") == 0)
+        rc = pd_error_set(error, PD_EUNSUPPORTED, "PROBE_OFF", "validate.backend is off");
+    else if (v->order)
+        rc = pd_error_set(error, PD_EFULL, "SELFTEST_RUNNING", "another self-test is asked for");
+    else
+        v->order = order;
+    pthread_cond_signal(&v->work);
+    pthread_mutex_unlock(&v->lock);
+    return rc;
 }
 
 /* ---- life ---- */

@@ -11,6 +11,7 @@
 #ifndef PD_SERVER_VALIDATE_H
 #define PD_SERVER_VALIDATE_H
 
+#include "gpu/validator.h"
 #include "server/serve.h"
 
 struct pd_validation;
@@ -23,6 +24,19 @@ int pd_validation_start(const struct pd_config *config, struct pd_validation **v
 /* A pd_validate_fn with the validation as ctx: any thread but the validate thread. */
 int pd_validation_probe(void *validation, struct pd_ready_batch *batch,
                         struct pd_check_finding *finding);
+/* The self-test once more, between two batches. One at a time; zeroed but for `done`. */
+struct pd_selftest_order {
+    void (*done)(struct pd_selftest_order *order); /* validate thread; must only post */
+    int result;                                    /* 0: passed, or what the self-test said */
+    struct pd_error error;
+    struct pd_selftest_report report;
+    char device[64];
+};
+/* 0: done will run. PD_EUNAVAIL STARTING: the first self-test has not ended. PD_EDEVICE: there is no
+ * validator. PD_EUNSUPPORTED: backend off. PD_EFULL SELFTEST_RUNNING: another one is asked for. Where
+ * it fails nothing is served from then on, as at start. Any thread. */
+int pd_validation_selftest(struct pd_validation *validation, struct pd_selftest_order *order,
+                           struct pd_error *error) PD_MUST_CHECK;
 /* After the assemble threads have ended; joins the thread and frees. */
 void pd_validation_stop(struct pd_validation *validation);
 

@@ -1,20 +1,18 @@
 #!/usr/bin/env bash
 # Installs what a bare Debian 12 lacks to build and run packd; says nothing and takes no time when all is there.
 #
-#   tools/setup.sh build|test|full        each includes the one before it
+#   tools/setup.sh build|test        test includes build
 #
 # Uses apt-get, through sudo when not root.
 set -euo pipefail
 
 build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libgrpc-dev
-  libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libcyaml-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev python3-numpy)
+  libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev python3-numpy)
 test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml curl clang libclang-rt-14-dev clang-format)
-full=(valgrind cppcheck clang-tidy)
 
 case ${1:-build} in
 build) want=("${build[@]}") ;;
 test) want=("${build[@]}" "${test[@]}") ;;
-full) want=("${build[@]}" "${test[@]}" "${full[@]}") ;;
 *) sed -n 2,6p "$0" >&2; exit 2 ;;
 esac
 

@@ -140,7 +140,9 @@ struct packd_producer_stats {
     char log_id[40];
     uint64_t seq_len, vocab_size; /* of the feed */
     uint64_t max_sample_bytes;
-    char waiting[160]; /* why the credit does not grow; "" where it does */
+    /* Why nothing moves: "STATE: text" of the server, where the credit does not grow, or
+     * "REASON: text" of the failure, where there is no connection; "" where all is well. */
+    char waiting[160];
 };
 
 struct packd_producer;

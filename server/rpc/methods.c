@@ -37,7 +37,6 @@ static const struct pd_method unbuilt[] = {
     UNBUILT("/packd.v1.Admin/SkipSamples"),
     UNBUILT("/packd.v1.Admin/DeleteStream"),
     UNBUILT("/packd.v1.Admin/DeleteFeed"),
-    UNBUILT("/packd.v1.Admin/SelfTest"),
     UNBUILT("/packd.v1.Admin/SkipSteps"),
     {0},
 };

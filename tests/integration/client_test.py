@@ -4,6 +4,8 @@ ends in time, every error names the server."""
 import glob
 import json
 import os
+import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -173,6 +175,76 @@ class PushTest(Case):
     def test_end_of_feed_and_stream(self):
         self.push(records(5), "--end", "--end-feed")
         self.assertTrue(self.fake.feed_ended and self.fake.streams["s"].ended)
+
+    def test_pipes_by_name_are_read_like_stdin(self):
+        rows = records(20)
+        fifo = os.path.join(scratch(), "x.fifo")
+        os.mkfifo(fifo)
+        writer = threading.Thread(target=lambda: pathlib.Path(fifo).write_text(jsonl(rows)))
+        writer.start()
+        first = json.loads(self.ctl("--json", "push", "--end-feed", fifo).stdout)
+        writer.join()
+        self.assertEqual((first["pushed"], first["input"], first["feed_ended"]), (20, fifo, True))
+        self.assertEqual(pushed(self.fake, first["stream"]), [row["tokens"] for row in rows])
+        for path in ("-", "/dev/stdin"):
+            again = json.loads(self.ctl("--json", "push", "--end-feed", path, stdin=jsonl(rows)).stdout)
+            self.assertEqual((again["stream"], again["already"], again["pushed"]), (first["stream"], 20, 0))
+        self.ctl("push", "--stream", "t", "/dev/stdin", stdin=jsonl(rows[:3]))
+        self.assertEqual(pushed(self.fake, "t"), [row["tokens"] for row in rows[:3]])
+        done = self.ctl("push", "--stream", "t", "/dev/fd/0", stdin="{", expect=3)
+        self.assertIn("/dev/fd/0:1:", done.stderr)
+
+    def test_nothing_stored_never_ends_a_feed(self):
+        directory = scratch()
+        empty = os.path.join(directory, "empty.jsonl")
+        open(empty, "w").close()
+        for arguments, stdin in (([empty], None), (["-"], ""), (["/dev/null"], None), (["--stream", "s", "-"], "\n\n"),
+                                 (["--skip-bad", "-"], "{}\n")):
+            with self.subTest(arguments):
+                done = self.ctl("push", "--end-feed", *arguments, stdin=stdin, expect=1)
+                self.assertIn("feed default is not ended: no sample of", done.stderr)
+                self.assertIn("packctl end-feed", done.stderr)
+        self.fake.push_plans = [PushPlan(reject=lambda seq, sample: True)]
+        done = self.ctl("--json", "push", "--end-feed", "--stream", "r", "-", stdin=jsonl(records(5)), expect=1)
+        self.assertEqual(json.loads(done.stdout)["error"]["reason"], "NO_SAMPLES")
+        self.assertIn("5 samples refused", done.stderr)
+        self.assertFalse(self.fake.feed_ended)
+        self.ctl("push", "--stream", "r", "-", stdin="", expect=0)
+
+    def test_what_is_no_input(self):
+        directory = scratch()
+        path = os.path.join(directory, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            self.assertIn("neither a file nor a directory", self.ctl("push", path, expect=3).stderr)
+        done = self.ctl("push", "--end-feed", "/dev/zero", expect=3)
+        self.assertIn("/dev/zero: binary data; expected JSON lines", done.stderr)
+        self.assertFalse(self.fake.feed_ended or self.fake.hellos)
+
+    def test_a_wait_is_told_once(self):
+        self.fake.push_plans = [PushPlan(credit=0, why=pb.LOG_FULL)]
+        done = self.push(records(3), "--timeout", "900ms", expect=4)
+        self.assertEqual(done.stderr.count("waiting: the log is full"), 1, done.stderr)
+        self.fake.push_plans = [PushPlan(credit=0)]
+        done = self.push(records(3), "--timeout", "2500ms", expect=4)
+        self.assertEqual(done.stderr.count("has not acknowledged 3 samples"), 1, done.stderr)
+        lasting = Abort(Code.RESOURCE_EXHAUSTED, "LOG_FULL", "100 of 100 bytes are used", 20)
+        self.fake.push_plans = [PushPlan(break_after_blocks=1, ack=False)] + [PushPlan(break_after_blocks=0, status=lasting)] * 40
+        done = self.push(records(3), "--timeout", "900ms", expect=4)
+        self.assertEqual(done.stderr.count("waiting: the log is full: packd at"), 1, done.stderr)
+        self.assertIn("100 of 100 bytes are used", done.stderr)
+
+    def test_byte_order_mark(self):
+        directory = scratch()
+        rows = records(3)
+        for name, text in (("a.jsonl", jsonl(rows)), ("b.json", json.dumps(rows)), ("c.json", jsonl(rows))):
+            path = os.path.join(directory, name)
+            with open(path, "w", encoding="utf-8-sig") as file:
+                file.write(text)
+            self.ctl("push", "--stream", name[0], path)
+            self.assertEqual(pushed(self.fake, name[0]), [row["tokens"] for row in rows])
+        self.ctl("push", "--stream", "pipe", "-", stdin="\ufeff" + jsonl(rows))
+        self.assertEqual(pushed(self.fake, "pipe"), [row["tokens"] for row in rows])
 
     def test_large_samples_in_pieces(self):
         rows = [{"tokens": list(range(20000)), "labels": list(range(20000))}, {"tokens": [1]}, {"tokens": list(range(300))}]
@@ -361,6 +433,10 @@ class FetchTest(Case):
         self.assertEqual((summary["end"], summary["steps"]), ("STEP_LIMIT", 2))
         _, _, summary = self.fetch("--from", 1, "--steps", 50)
         self.assertEqual((summary["end"], summary["first_step"], summary["steps"]), ("END_OF_FEED", 1, 2))
+        for first in (3, 100000):
+            done, _, last = self.fetch("--from", first, expect=1)
+            self.assertEqual(last["error"]["reason"], "BEYOND_END")
+            self.assertIn(f"has ended with step 2 of job train: there is no step {first}", done.stderr)
 
 
 class LibraryTest(Case):
@@ -411,6 +487,10 @@ class CommandTest(Case):
         self.assertEqual((self.fake.commits[0].step, self.fake.commits[0].fetched, self.fake.commits[0].generation), (4, 4, 1))
         done = self.ctl("commit", "--job", "other", "--step", 4, expect=1)
         self.assertIn("has no job other", done.stderr)
+        self.fake.commit_plans = [Abort(Code.INVALID_ARGUMENT, "COMMIT_BEYOND_FETCHED", "no more than step 999")]
+        done = self.ctl("commit", "--job", "train", "--step", 999, expect=1)
+        self.assertIn("step 999 cannot be committed: job train of feed default has delivered steps up to 8 (planned: 10 steps)",
+                      done.stderr)
 
     def test_unknown_call(self):
         done = self.ctl("--json", "flush", expect=1)
@@ -424,6 +504,30 @@ class CommandTest(Case):
                 self.assertIn(text, self.ctl(*arguments, expect=2).stderr)
         for arguments in (["--help"], ["push", "--help"], ["fetch", "-h"], ["--version"], ["version"]):
             self.assertTrue(self.ctl(*arguments).stdout)
+
+    def test_output_that_cannot_be_written(self):
+        fetch = ["fetch", "--job", "train", "--dp-size", "1", "--rank", "0", "--rows", "2"]
+        for arguments in (["status"], ["--json", "status"], ["top", "--count", "1"], fetch, ["--json", *fetch], ["version"], ["--version"],
+                          ["--help"], ["push", "--help"]):
+            with self.subTest(arguments), open(os.devnull) as read_only:
+                done = subprocess.run([PACKCTL, "--server", self.fake.address, *arguments], stdout=read_only, stderr=subprocess.PIPE,
+                                      text=True, timeout=30, env=ENV)
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertEqual(done.stderr.count("stdout: not all of the output could be written"), 1, done.stderr)
+
+    def test_addresses(self):
+        for address in ("", "foo", ":70", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:7x", "unix:",
+                        "unix:x", "::1:70", "[]:70"):
+            for command in (["status"], ["push", "-"], ["fetch", "--job", "j", "--dp-size", "1", "--rank", "0"]):
+                with self.subTest((address, command)):
+                    done = packctl(address, *command, stdin="", timeout=10)
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertIn(f'server "{address}": expected host:port', done.stderr)
+        for address in ("[::1]:1", "localhost:65535", "unix:/nowhere", "dns:///localhost:1"):
+            with self.subTest(address):
+                done = packctl(address, "--timeout", "200ms", "status", timeout=10)
+                self.assertEqual(done.returncode, 4, done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)  # ours; none of gRPC's own
 
     def test_interrupt_ends_a_waiting_fetch(self):
         self.fake.fetch_plans = [FetchPlan(wait_at=0)]

@@ -56,6 +56,11 @@ class LifecycleTest(unittest.TestCase):
                 self.assertIn(word, done.stderr)
         self.assertEqual(run("--config", "/nonexistent.yaml", "--check-config").returncode, 1)
 
+    def test_the_deployed_configuration_is_one(self):
+        done = run("--config", "deploy/packd.yaml", "--check-config")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("balance: cost", done.stdout)
+
     def test_address_in_use_and_directory_in_use(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             done = run("--listen", packd.address, "--http", "127.0.0.1:0", "--data-dir", harness.scratch())

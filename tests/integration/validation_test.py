@@ -247,6 +247,47 @@ class ValidationTest(unittest.TestCase):
         self.assertTrue(code == 0 and "backend cuda" in out or code == 1 and "cuda:" in err, (code, out, err))
         self.assertEqual(run("--backend", "off")[0], 2)
 
+    def test_selftest_of_the_server(self):
+        with faulty() as packd:
+            push_all(packd)
+            self.assertEqual(served(packd)[0], self.undisturbed)  # after the first self-test
+            with peer.channel(packd.address) as channel:
+                admin = peer.rpc.AdminStub(channel)
+                calls = [admin.SelfTest.future(peer.pb.SelfTestRequest(), timeout=peer.CALL_S) for _ in range(4)]
+                batches, _ = served(packd)  # between them
+                answers = []
+                for call in calls:
+                    try:
+                        answers.append(call.result())
+                    except grpc.RpcError as error:
+                        self.assertEqual(peer.error_detail(error).reason, "SELFTEST_RUNNING")
+                self.assertTrue(answers)
+                for answer in answers:
+                    self.assertTrue(answer.passed)
+                    self.assertEqual((answer.backend, answer.device), ("cpu", packd.status()["validator"]["device"]))
+                    self.assertEqual([(case.name, case.passed) for case in answer.cases],
+                                     [(name, True) for name in ("dense", "interference", "faults", "clean")])
+                    self.assertEqual(answer.cases[2].text, f"{2 * len(ATTENTION)} of {2 * len(ATTENTION)}")
+                with self.assertRaises(grpc.RpcError) as caught:
+                    admin.SelfTest(peer.pb.SelfTestRequest(backend="cuda"), timeout=peer.CALL_S)
+                self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertEqual(batches, self.undisturbed)
+        with faulty(backend="off") as packd, peer.channel(packd.address) as channel:
+            with self.assertRaises(grpc.RpcError) as caught:
+                peer.rpc.AdminStub(channel).SelfTest(peer.pb.SelfTestRequest(), timeout=peer.CALL_S)
+            self.assertIn(peer.error_detail(caught.exception).reason, ("PROBE_OFF", "STARTING"))
+
+    def test_repros_are_bounded(self):
+        packd = faulty("two segments merged", self.hurt, 1 << 30)
+        for i in range(16):
+            os.makedirs(os.path.join(packd.directory, "data", "repros", f"old{i}"))
+        with packd:
+            push_all(packd)
+            self.halted(packd, self.hurt)
+            self.assertIn("repro_not_saved", packd.log())
+            self.assertEqual(packd.status()["validator"]["repro"], "")
+            self.assertEqual(len(os.listdir(os.path.join(packd.directory, "data", "repros"))), 16)
+
     def test_restart_after_a_halt(self):
         """The halt lasts as long as the process: a daemon without the fault serves the same log, the batch included."""
         packd = faulty("two segments merged", self.hurt, 1 << 30).start()

@@ -89,7 +89,8 @@ static void forge_plan(struct forged *f, bool chain)
 
 /* The stored head with `change` made, its own digest and the seal taken anew. */
 static void rewrite(MDB_txn *txn, MDB_dbi dbi, MDB_val *key, const MDB_val *value,
-                    const struct forged *f, void (*change)(const struct forged *f, uint32_t *lengths))
+                    const struct forged *f,
+                    void (*change)(const struct forged *f, uint32_t *lengths))
 {
     struct pd_block_head head;
     struct pd_buf buf = {0};
