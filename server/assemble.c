@@ -24,7 +24,7 @@
 
 #define ASSEMBLER_MAGIC 0x61736d62u
 #define MAPPED_BYTES (1u << 20) /* payloads from here on are mappings of their own */
-#define ORDERS 4 /* jobs take turns: each finds its part still sorted */
+#define ORDERS 4                /* jobs take turns: each finds its part still sorted */
 
 struct pd_assembler {
     uint32_t magic;
@@ -516,8 +516,8 @@ static uint8_t *payload_new(size_t bytes)
 {
     if (bytes < MAPPED_BYTES)
         return aligned_alloc(PD_ARRAY_ALIGN, bytes);
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                    -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 

@@ -221,7 +221,8 @@ static int check_offered(const struct pd_feed_config *feed, struct pd_error *err
 static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
 {
     int (*const checks[])(const struct pd_feed_config *, struct pd_error *) = {
-        check_streams, check_sources, check_lanes, check_jobs, check_shape, check_values, check_offered,
+        check_streams, check_sources, check_lanes,   check_jobs,
+        check_shape,   check_values,  check_offered,
     };
     pd_feed_derive(feed);
     for (size_t i = 0; i < PD_COUNT_OF(checks); i++) {

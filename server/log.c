@@ -439,7 +439,8 @@ static int check_counts(struct pd_log *log, struct pd_error *error)
         rc = mdb_stat(log->txn, db < 0 ? (MDB_dbi)(db + 2) : log->dbs[db], &stat);
         if (rc)
             return open_error(log, rc, "counts", error);
-        const uint64_t counts[] = {stat.ms_branch_pages, stat.ms_leaf_pages, stat.ms_overflow_pages};
+        const uint64_t counts[] = {stat.ms_branch_pages, stat.ms_leaf_pages,
+                                   stat.ms_overflow_pages};
         for (int i = 0; i < 3; i++) {
             uint64_t count = counts[i];
             sum += count <= pages ? count : pages + 1;
@@ -447,9 +448,10 @@ static int check_counts(struct pd_log *log, struct pd_error *error)
     }
     if (sum <= pages)
         return 0;
-    return pd_error_set(error, PD_ECORRUPT, "LOG_DAMAGED",
-                        "'%s/data.mdb' is damaged: its tables count more pages than the %llu it has",
-                        log->path, (unsigned long long)pages);
+    return pd_error_set(
+        error, PD_ECORRUPT, "LOG_DAMAGED",
+        "'%s/data.mdb' is damaged: its tables count more pages than the %llu it has", log->path,
+        (unsigned long long)pages);
 }
 
 static int open_identity(struct pd_log *log, struct pd_error *error)

@@ -343,7 +343,8 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
                             "job '%s' is at generation %llu, this commit comes from %llu",
                             request->job, (unsigned long long)job->generation,
                             (unsigned long long)request->generation);
-    if (request->step > request->fetched || !step_exists(feed, job->first_pack, job->spec.step_packs, request->step))
+    if (request->step > request->fetched ||
+        !step_exists(feed, job->first_pack, job->spec.step_packs, request->step))
         return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
                             "job '%s' commits step %llu, but has received no more than step %llu",
                             request->job, (unsigned long long)request->step,
