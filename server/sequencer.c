@@ -325,6 +325,8 @@ static void check_stalls(struct pd_sequencer *seq)
             continue;
         if (near)
             (void)pd_seq_stall_of(seq, feed, &stall);
+        if (!room)
+            pd_seq_give_up_commits(feed);
         bool stalled = !room && stall.job[0];
         pthread_mutex_lock(&seq->stall_mutex);
         seq->stalls[feed->index] = stall;

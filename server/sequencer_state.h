@@ -69,6 +69,8 @@ struct pd_seq_job {
     uint64_t delivered;   /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    /* Commits below this step are no longer retained: the log had no room for them. */
+    uint64_t given_up;
 };
 
 /* Heads of one feed for the planner: the block last read of each lane. */
@@ -297,6 +299,10 @@ struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed);
 /* Log bytes that the job holds, and that a step of it takes: means. */
 void pd_seq_job_held(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      const struct pd_seq_job *job, uint64_t *bytes_held, uint64_t *bytes_per_step);
+/* With the log full: a feed that waits for samples, and whose slowest job has committed all it has
+ * received, keeps that last commit only, loudly; else its trainer and its producers would wait for
+ * each other for good. */
+void pd_seq_give_up_commits(struct pd_seq_feed *feed);
 /* Whether a commit of the feed's slowest job would free space; *stall says which. */
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      struct pd_stall *stall);

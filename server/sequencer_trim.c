@@ -126,7 +126,9 @@ uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_s
         (uint64_t)job->spec.step_packs * feed->config->rules.seq_len * TOKEN_BYTES;
     uint64_t kept = (retain->retain_bytes + step_bytes - 1) / step_bytes;
     uint64_t by_bytes = job->committed > kept ? job->committed - kept : 0;
-    return floor < by_bytes || retain->retain_bytes == 0 ? floor : by_bytes;
+    if (retain->retain_bytes > 0 && by_bytes < floor)
+        floor = by_bytes;
+    return floor > job->given_up ? floor : job->given_up;
 }
 
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
@@ -277,6 +279,20 @@ int pd_seq_trim(struct pd_sequencer *seq)
 }
 
 /* ---- what it costs to wait for a commit ---- */
+
+void pd_seq_give_up_commits(struct pd_seq_feed *feed)
+{
+    struct pd_seq_job *job = pd_seq_slowest_job(feed);
+    if (!job || !feed->waiting || feed->trimming || feed->trim_wanted || job->committed == 0 ||
+        job->delivered > job->committed || pd_seq_job_floor_step(feed, job) >= job->committed)
+        return;
+    pd_log(PD_LOG_WARN, "retained_commits_given_up",
+           "feed=%s job=%s kept=%llu text=\"the log has no room for what jobs.retain asks for: only "
+           "the last commit can be gone back to; raise log.max_bytes or commit more often\"",
+           feed->name, job->spec.name, (unsigned long long)job->committed - 1);
+    job->given_up = job->committed;
+    feed->trim_wanted = true;
+}
 
 /* Log bytes a pack stands for, a mean over what is held. */
 static uint64_t pack_bytes(const struct pd_sequencer *seq)

@@ -162,6 +162,14 @@ static void test_steady(void **unused)
     seq_finish(&c);
 }
 
+static void commit_at_end(struct seq_case *c, struct trainer *trainer)
+{
+    uint64_t last = trainer->next - 1;
+    assert_int_equal(
+        seq_commit(c, "feed0", trainer->open.spec.name, 1, last, last, NULL), 0);
+    settle(c);
+}
+
 /* Commits stop: producers stop, with the job named; they come: everything goes on. */
 static void test_stall(void **unused)
 {
@@ -190,10 +198,7 @@ static void test_stall(void **unused)
         assert_true(stall.first_step < trainer.next);
         assert_true(stall.bytes_held > LOG_BYTES / 2 && stall.bytes_held <= stall.bytes_max);
         assert_true(stall.bytes_per_step > STEP_PACKS * SEQ_LEN * 4);
-        uint64_t last = trainer.next - 1;
-        for (uint64_t step = last - 2; step <= last; step++) /* three commits are kept */
-            assert_int_equal(seq_commit(&c, "feed0", "train", 1, step, last, NULL), 0);
-        settle(&c);
+        commit_at_end(&c, &trainer);
         assert_true(pd_sequencer_accepts(c.seq, 0, &why));
         assert_false(pd_sequencer_stall(c.seq, 0, &stall));
     }
@@ -212,6 +217,32 @@ static void commit_at(struct seq_case *c, const char *job, uint64_t step)
 {
     assert_int_equal(seq_commit(c, "feed0", job, 1, step, step, NULL), 0);
     settle(c);
+}
+
+/* Retained commits that fill the log give way once the job has nothing left to commit. */
+static void test_retained_too_much(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct trainer trainer;
+    const char *why;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "retained");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    for (int round = 0; round < 5; round++) {
+        while (pd_sequencer_accepts(c.seq, 0, &why)) {
+            push_block(&c, &a, &seq, &random);
+            train(&c, &trainer, false);
+        }
+        commit_at_end(&c, &trainer);
+        assert_true(pd_sequencer_accepts(c.seq, 0, &why));
+        check_held(&c);
+    }
+    seq_finish(&c);
 }
 
 /* Who holds what. */
@@ -355,7 +386,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steady), cmocka_unit_test(test_stall),
         cmocka_unit_test(test_holders), cmocka_unit_test(test_nobody),
-        cmocka_unit_test(test_lanes),
+        cmocka_unit_test(test_lanes), cmocka_unit_test(test_retained_too_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
