@@ -117,7 +117,7 @@ class World:
             with open(path, "w") as out, open(path + ".err", "w") as err:
                 self.ranks.append(subprocess.Popen(
                     [harness.PACKCTL, "--server", self.socket, "--timeout", "60s", "--json", "fetch", "--job", "train", "--dp-size", str(RANKS),
-                     "--rank", str(rank), "--rows", str(ROWS), "--world", f"w{self.number}", "--commit-every", "3", *more],
+                     "--rank", str(rank), "--rows", str(ROWS), "--world", f"w{self.number}", "--commit-every", "9", *more],
                     stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, env=ENV))
 
     def kill(self, random_):
