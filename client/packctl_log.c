@@ -141,9 +141,10 @@ const struct ctl_command ctl_log_command = {
     .name = "log",
     .arguments = "ls|verify|stat DIR, copy DIR TO",
     .summary = "look at a data directory: list, verify, measure, copy (no server)",
-    .help = "  packctl log stat packd-data              tables, entries, bytes\n"
-            "  packctl log ls packd-data                every record, one a line\n"
-            "  packctl log verify packd-data            all digests, samples and plans; 5 if damaged\n"
-            "  packctl log copy packd-data backup       a consistent copy, also while packd runs\n",
+    .help =
+        "  packctl log stat packd-data              tables, entries, bytes\n"
+        "  packctl log ls packd-data                every record, one a line\n"
+        "  packctl log verify packd-data            all digests, samples and plans; 5 if damaged\n"
+        "  packctl log copy packd-data backup       a consistent copy, also while packd runs\n",
     .run = run_log,
 };

@@ -243,8 +243,10 @@ static int check_sample(struct verify *verify, const struct pd_block_head *head,
     verify->findings->samples++;
     if (rc || (tokens && labels))
         return rc;
-    snprintf(text, sizeof text, "sample %llu of stream number %u (block %llu): its %s do not have "
-             "their digest", (unsigned long long)head->first_seq + i, head->stream,
+    snprintf(text, sizeof text,
+             "sample %llu of stream number %u (block %llu): its %s do not have "
+             "their digest",
+             (unsigned long long)head->first_seq + i, head->stream,
              (unsigned long long)head->position, tokens ? "labels" : "tokens");
     damage(verify, text);
     return 0;
@@ -283,8 +285,8 @@ static void check_plan(struct verify *verify, const MDB_val *key, struct pd_read
     bool follows = verify->chained && verify->feed == feed && verify->pack + 1 == pack;
     uint64_t before = follows ? verify->digest : 0;
     verify->findings->packs++;
-    if ((follows || pack == 0) && digest != pd_plan_digest_next(before, content.at,
-                                                                pd_reader_left(&content))) {
+    if ((follows || pack == 0) &&
+        digest != pd_plan_digest_next(before, content.at, pd_reader_left(&content))) {
         snprintf(text, sizeof text, "pack %llu of feed number %u breaks the chain of digests",
                  (unsigned long long)pack, feed);
         damage(verify, text);

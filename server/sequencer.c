@@ -127,8 +127,7 @@ static bool planning_left(const struct pd_sequencer *seq)
         const struct pd_seq_feed *feed = seq->state.feeds[i];
         if (feed->planner && feed->plan_wanted && !feed->log_short && !feed->ended)
             return true;
-        if (feed->config && (feed->trimming || feed->trim_wanted) &&
-            !atomic_load(&seq->disk_full))
+        if (feed->config && (feed->trimming || feed->trim_wanted) && !atomic_load(&seq->disk_full))
             return true;
     }
     return false;
@@ -314,7 +313,8 @@ static bool space_left(const struct pd_sequencer *seq, uint32_t parts, uint32_t 
     return pd_log_used_bytes(seq->log) + ahead <= (max - max / PD_SEQ_RESERVE_PART) / of * parts;
 }
 
-/* Notes whose commit would free space, once the log is three quarters full; loudly when it is full. */
+/* Notes whose commit would free space, once the log is three quarters full; loudly when it is
+ * full. */
 static void check_stalls(struct pd_sequencer *seq)
 {
     bool room = space_left(seq, 1, 1), near = !space_left(seq, 3, 4);

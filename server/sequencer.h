@@ -121,7 +121,7 @@ struct pd_request_open_job {
     /* out */
     uint32_t feed_index, job_id;
     uint64_t generation, first_step;
-    uint64_t committed; /* next step after the last commit: 0 = none */
+    uint64_t committed;   /* next step after the last commit: 0 = none */
     uint64_t lowest_step; /* the lowest that the log holds; also set with STEP_TRIMMED */
     bool created;         /* by this request */
 };
@@ -157,8 +157,8 @@ struct pd_request_delete_job {
 struct pd_stream_status {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
     uint64_t next_seq, samples, tokens, blocks, duplicates, rejected;
-    uint64_t bytes;     /* of the bodies of accepted samples */
-    uint64_t log_bytes; /* pages of the log that its blocks take, refused samples included */
+    uint64_t bytes;        /* of the bodies of accepted samples */
+    uint64_t log_bytes;    /* pages of the log that its blocks take, refused samples included */
     uint64_t last_wall_ns; /* when its newest block came; 0 = none */
     bool ended, connected;
 };
@@ -169,7 +169,7 @@ struct pd_job_status {
     /* next step after the highest committed / wholly delivered */
     uint64_t generation, committed, delivered;
     uint64_t first_pack, lowest_step;
-    uint64_t committed_wall_ns; /* when the last commit came; 0 = none */
+    uint64_t committed_wall_ns;          /* when the last commit came; 0 = none */
     uint64_t bytes_held, bytes_per_step; /* means */
 };
 #define PD_REFUSAL_REASONS_MAX 16 /* of a feed; those beyond count under "other" */
@@ -180,13 +180,13 @@ struct pd_refusal_count {
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
-    uint64_t lowest_pack;   /* still in the log */
+    uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
     struct pd_want want; /* what the refill waits for, when it does */
     bool waiting;
     uint64_t waiting_since_ns; /* wall clock */
-    bool stopped; /* planning has stopped for good; stop says why */
+    bool stopped;              /* planning has stopped for good; stop says why */
     struct pd_error stop;
     struct pd_stream_status *streams;
     uint32_t stream_count;
@@ -231,8 +231,8 @@ void pd_sequencer_stop(struct pd_sequencer *sequencer);
 bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
 /* The log takes no further samples for lack of space. Any thread. */
 bool pd_sequencer_log_full(const struct pd_sequencer *sequencer);
-/* True where the log is nearly full and a commit of stall->job would free space; once accepts says no,
- * nothing else can. Any thread. */
+/* True where the log is nearly full and a commit of stall->job would free space; once accepts says
+ * no, nothing else can. Any thread. */
 bool pd_sequencer_stall(struct pd_sequencer *sequencer, uint32_t feed_index,
                         struct pd_stall *stall);
 void pd_sequencer_free(struct pd_sequencer *sequencer);

@@ -242,8 +242,7 @@ static int load_mark(void *ctx, uint64_t position, struct pd_reader reader)
 {
     struct mark_scan *scan = ctx;
     struct pd_seq_snapshot_start start;
-    if (scan->feed->mark_count == PD_SEQ_MARKS_MAX ||
-        pd_seq_snapshot_start(&reader, &start) != 0)
+    if (scan->feed->mark_count == PD_SEQ_MARKS_MAX || pd_seq_snapshot_start(&reader, &start) != 0)
         return 0;
     scan->feed->marks[scan->feed->mark_count++] =
         (struct pd_seq_mark){.position = position, .packs = start.packs};

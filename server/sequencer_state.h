@@ -30,7 +30,7 @@
 #define PD_SEQ_TOKENS_MAX 64u
 #define PD_SEQ_COMMITS_MAX 64u
 #define PD_SEQ_SNAPSHOT_PACKS 4096u
-#define PD_SEQ_MARKS_MAX 128u          /* snapshots of a feed; then they are thinned */
+#define PD_SEQ_MARKS_MAX 128u           /* snapshots of a feed; then they are thinned */
 #define PD_SEQ_TRIM_BYTES (64ull << 20) /* a transaction deletes about so much */
 #define PD_SEQ_PLAN_PACKS_MAX \
     1024u /* a group plans at most so many packs of a feed; the next group goes on */
@@ -66,7 +66,7 @@ struct pd_seq_job {
     uint32_t commit_count;
     bool dirty, announce, deleted;
     /* not in the log */
-    uint64_t delivered;   /* next step after the highest one known to be wholly delivered */
+    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
     /* Commits below this step are no longer retained: the log had no room for them. */
@@ -110,7 +110,7 @@ struct pd_seq_feed {
     bool has_data, end_declared, dirty;
     uint64_t packs, plan_digest; /* as of the last Horizon */
     /* trimming */
-    uint64_t lowest_pack; /* packs below it are gone, or going */
+    uint64_t lowest_pack;                       /* packs below it are gone, or going */
     struct pd_seq_mark marks[PD_SEQ_MARKS_MAX]; /* oldest first */
     uint32_t mark_count;
     uint64_t records_trimmed; /* its records below are gone */

@@ -115,7 +115,7 @@ static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_fe
 }
 
 static int copy_jobs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
- struct pd_feed_status *status)
+                     struct pd_feed_status *status)
 {
     status->jobs = calloc(feed->job_count ? feed->job_count : 1, sizeof *status->jobs);
     if (!status->jobs)

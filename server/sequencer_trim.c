@@ -57,8 +57,7 @@ static int thin(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_er
     uint32_t kept = 0;
     for (uint32_t i = 0; i < feed->mark_count; i++) {
         if (i % 2 == 1 && i + SNAPSHOTS_KEPT < feed->mark_count) {
-            int rc =
-                pd_log_delete_snapshot(seq->log, feed->number, feed->marks[i].position, error);
+            int rc = pd_log_delete_snapshot(seq->log, feed->number, feed->marks[i].position, error);
             if (rc)
                 return rc;
             continue;
@@ -200,8 +199,8 @@ static int read_floors(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint3
     struct pd_buf buf = {0};
     struct pd_error error = {0};
     uint64_t position;
-    int rc = pd_log_get_snapshot(seq->log, feed->number, feed->marks[index].position + 1,
-                                 &position, &buf, &error);
+    int rc = pd_log_get_snapshot(seq->log, feed->number, feed->marks[index].position + 1, &position,
+                                 &buf, &error);
     if (!rc) {
         struct pd_seq_snapshot_start start;
         struct pd_reader reader = pd_reader_of(buf.data, buf.size_bytes);
@@ -247,9 +246,10 @@ static int trim_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         rc = read_floors(seq, feed, mark, floors);
     feed->trimming = false;
     if (rc == PD_ECORRUPT) {
-        pd_log(PD_LOG_WARN, "trim_put_off", "feed=%s text=\"the snapshot at position %llu cannot "
-               "be used; the next one will do\"", feed->name,
-               (unsigned long long)feed->marks[mark].position);
+        pd_log(PD_LOG_WARN, "trim_put_off",
+               "feed=%s text=\"the snapshot at position %llu cannot "
+               "be used; the next one will do\"",
+               feed->name, (unsigned long long)feed->marks[mark].position);
         rc = 0;
     } else if (!rc && mark != UINT32_MAX) {
         rc = delete_some(seq, feed, mark, floors, &error);
@@ -286,10 +286,11 @@ void pd_seq_give_up_commits(struct pd_seq_feed *feed)
     if (!job || !feed->waiting || feed->trimming || feed->trim_wanted || job->committed == 0 ||
         job->delivered > job->committed || pd_seq_job_floor_step(feed, job) >= job->committed)
         return;
-    pd_log(PD_LOG_WARN, "retained_commits_given_up",
-           "feed=%s job=%s kept=%llu text=\"the log has no room for what jobs.retain asks for: only "
-           "the last commit can be gone back to; raise log.max_bytes or commit more often\"",
-           feed->name, job->spec.name, (unsigned long long)job->committed - 1);
+    pd_log(
+        PD_LOG_WARN, "retained_commits_given_up",
+        "feed=%s job=%s kept=%llu text=\"the log has no room for what jobs.retain asks for: only "
+        "the last commit can be gone back to; raise log.max_bytes or commit more often\"",
+        feed->name, job->spec.name, (unsigned long long)job->committed - 1);
     job->given_up = job->committed;
     feed->trim_wanted = true;
 }

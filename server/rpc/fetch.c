@@ -51,7 +51,7 @@ struct fetch {
     uint64_t wait_since_wall_ns; /* when this wait began */
     bool counted;                /* among the rank's calls */
     bool commit_needed_told;
-    uint64_t end_step;           /* ENDING: steps the job has */
+    uint64_t end_step; /* ENDING: steps the job has */
     Packd__V1__FetchOpen *open;
 };
 

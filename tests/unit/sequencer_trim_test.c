@@ -56,8 +56,8 @@ static void train(struct seq_case *c, struct trainer *trainer, bool commit)
     trainer->next = steps;
     assert_int_equal(seq_deliver(c, 0, trainer->open.job_id, steps - 1), 0);
     if (commit)
-        assert_int_equal(seq_commit(c, "feed0", trainer->open.spec.name,
-                                    trainer->open.generation, steps - 1, steps - 1, NULL),
+        assert_int_equal(seq_commit(c, "feed0", trainer->open.spec.name, trainer->open.generation,
+                                    steps - 1, steps - 1, NULL),
                          0);
 }
 
@@ -165,8 +165,7 @@ static void test_steady(void **unused)
 static void commit_at_end(struct seq_case *c, struct trainer *trainer)
 {
     uint64_t last = trainer->next - 1;
-    assert_int_equal(
-        seq_commit(c, "feed0", trainer->open.spec.name, 1, last, last, NULL), 0);
+    assert_int_equal(seq_commit(c, "feed0", trainer->open.spec.name, 1, last, last, NULL), 0);
     settle(c);
 }
 
@@ -326,13 +325,48 @@ static void test_nobody(void **unused)
     for (uint64_t step = 90; step <= 100; step += 5)
         commit_at(&c, "train", step);
     assert_int_equal(feed_status(&c).lowest_pack, 0);
-    struct pd_request_delete_job deletion = {.base.kind = PD_REQUEST_DELETE_JOB,
-                                             .feed = "feed0",
-                                             .job = "other"};
+    struct pd_request_delete_job deletion = {
+        .base.kind = PD_REQUEST_DELETE_JOB, .feed = "feed0", .job = "other"};
     assert_int_equal(seq_call(&c, &deletion.base), 0);
     settle(&c);
     assert_true(feed_status(&c).lowest_pack > 500);
     check_held(&c);
+    seq_finish(&c);
+}
+
+/* Old samples in the shuffle buffer and parts of split ones hold their blocks. */
+static void test_shuffled(void **unused)
+{
+    (void)unused;
+    struct seq_case c, crash;
+    struct trainer trainer;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    struct pd_rules *rules = &c.config.feeds[0].rules;
+    rules->order = PD_ORDER_SHUFFLE;
+    rules->shuffle_samples = 200; /* its oldest sample is that times ln of it behind */
+    rules->over_length = PD_OVER_SPLIT;
+    rules->seq_len = c.config.feeds[0].layout.seq_len = SEQ_LEN / 2;
+    rules->seed = 9;
+    seq_case_dir(&c, "shuffled");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    for (int i = 0; i < 400; i++) {
+        push_block(&c, &a, &seq, &random);
+        train(&c, &trainer, i % 4 == 0);
+        if (i % 100 == 99)
+            check_held(&c);
+    }
+    assert_true(feed_status(&c).lowest_pack > 15000);
+    uint64_t digest = feed_status(&c).plan_digest;
+    seq_case_copy(&c, &crash, "shuffledcrash");
+    seq_start(&crash);
+    assert_true(feed_status(&crash).plan_digest == digest);
+    assert_false(crash.serve.progress[0].stopped);
+    check_held(&crash);
+    seq_case_stop(&crash);
     seq_finish(&c);
 }
 
@@ -384,9 +418,13 @@ static void test_lanes(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steady), cmocka_unit_test(test_stall),
-        cmocka_unit_test(test_holders), cmocka_unit_test(test_nobody),
-        cmocka_unit_test(test_lanes), cmocka_unit_test(test_retained_too_much),
+        cmocka_unit_test(test_steady),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_holders),
+        cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_lanes),
+        cmocka_unit_test(test_shuffled),
+        cmocka_unit_test(test_retained_too_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
