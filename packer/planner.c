@@ -279,6 +279,28 @@ uint64_t pd_planner_lowest_block(const struct pd_planner *planner)
     return lowest;
 }
 
+static void hold(uint64_t *floors, const struct pd_entry *entry)
+{
+    floors[entry->lane] = lower(floors[entry->lane], entry->segment.block);
+}
+
+void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
+{
+    const struct pd_window *window = &planner->window;
+    for (uint32_t i = 0; i < planner->lanes.count; i++) {
+        const struct pd_lane *lane = &planner->lanes.lane[i];
+        floors[i] = lane->cursor.block;
+        if (pd_lanes_repeats(&planner->lanes, i))
+            floors[i] = lower(floors[i], lane->first_block);
+    }
+    if (planner->pending.active)
+        hold(floors, &planner->pending.entry);
+    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer)
+        hold(floors, &window->entries[slot]);
+    for (uint32_t i = 0; i < planner->shuffle.count; i++)
+        hold(floors, &planner->shuffle.entries[i]);
+}
+
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats)
 {
     *stats = planner->stats;

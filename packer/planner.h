@@ -144,6 +144,9 @@ struct pd_cursor pd_planner_cursor(const struct pd_planner *planner, uint32_t la
 /* The lowest block that the window and the buffer still need, and the first block of each lane that will be repeated; or UINT64_MAX. The log
  * must keep it. Walks window and buffer: once per trim, not per pack. */
 uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
+/* The same lane by lane, with the cursors: floors[i] is the lowest block of lane i that packs still to be made can use; every block of
+ * the lane below it is in packs made before, or in none. `floors` has room for lane_count numbers. */
+void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
 
 /* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore gives a planner that goes on bit for bit.

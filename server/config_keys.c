@@ -174,7 +174,7 @@ static const struct pd_key source_keys[] = {
     ROW(pd_job_config, path, kind, false, member, min, max, choices, fallback, help)
 static const struct pd_key job_keys[] = {
     JOB("name", NAME, name, 0, 0, NULL, "train", "Name of the job."),
-    JOB("retain.commits", NUMBER, retain_commits, 1, 1000000, NULL, "3",
+    JOB("retain.commits", NUMBER, retain_commits, 1, 64, NULL, "3",
         "Commits a run can go back by."),
     JOB("retain.bytes", BYTES, retain_bytes, 0, 1024 * TIB, NULL, "0",
         "Bytes kept below the last commit; 0 = by commits alone."),

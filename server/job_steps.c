@@ -59,6 +59,20 @@ uint64_t pd_job_step_end(const struct pd_job_steps *job, uint64_t step)
     return end;
 }
 
+uint64_t pd_job_step_needs(const struct pd_job_steps *job, uint64_t step)
+{
+    return job->first_pack + together_with(job, step).first_step * job->step_packs;
+}
+
+uint64_t pd_job_steps_lowest(const struct pd_job_steps *job, uint64_t lowest_pack)
+{
+    if (lowest_pack <= job->first_pack)
+        return 0;
+    uint64_t step = (lowest_pack - job->first_pack + job->step_packs - 1) / job->step_packs;
+    struct pd_balance_part part = together_with(job, step);
+    return part.first_step < step ? part.first_step + part.steps : step;
+}
+
 /* Packs there are from `first` on, at most `most`. */
 static uint32_t packs_from(uint64_t packs, uint64_t first, uint64_t most)
 {

@@ -40,6 +40,10 @@ uint64_t pd_job_step_end(const struct pd_job_steps *job, uint64_t step);
 /* `step` must be one of those planned with the same arguments. */
 struct pd_step_place pd_job_step_place(const struct pd_job_steps *job, uint64_t packs,
                                        uint64_t step);
+/* The lowest pack that building `step` reads: its first one or, with balance, its part's first. */
+uint64_t pd_job_step_needs(const struct pd_job_steps *job, uint64_t step);
+/* The lowest step that can be built where packs below `lowest_pack` are gone. */
+uint64_t pd_job_steps_lowest(const struct pd_job_steps *job, uint64_t lowest_pack);
 /* Steps that wait for each other: 1 with balance: off. */
 uint32_t pd_job_steps_together(const struct pd_job_steps *job);
 struct pd_balance_rules pd_job_balance(const struct pd_job_steps *job);

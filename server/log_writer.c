@@ -495,32 +495,3 @@ int pd_log_get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint
     mdb_cursor_close(cursor);
     return rc;
 }
-
-int pd_log_drop_snapshots(struct pd_log *log, uint32_t feed, uint32_t keep, struct pd_error *error)
-{
-    MDB_cursor *cursor;
-    int rc = open_cursor(log, PD_DB_SNAPSHOTS, &cursor, error);
-    if (rc)
-        return rc;
-    uint64_t before = UINT64_MAX;
-    uint32_t kept = 0;
-    for (;;) {
-        MDB_val key, value;
-        rc = find_snapshot(log, cursor, feed, before, &key, &value, error);
-        if (rc)
-            break;
-        uint64_t position = pd_log_key_u64(&key, 4);
-        if (kept < keep) {
-            kept++;
-            before = position;
-            continue;
-        }
-        int del = mdb_cursor_del(cursor, 0); /* the last piece; find gives the one before it next */
-        if (del) {
-            rc = pd_log_failed(log, del, "snapshot", error);
-            break;
-        }
-    }
-    mdb_cursor_close(cursor);
-    return rc == PD_ENOTFOUND ? 0 : rc;
-}

@@ -92,9 +92,28 @@ int pd_log_put_snapshot(struct pd_log *log, uint32_t feed, uint64_t position,
  * damaged, *position is set (an older one may do). */
 int pd_log_get_snapshot(struct pd_log *log, uint32_t feed, uint64_t before, uint64_t *position,
                         struct pd_buf *data, struct pd_error *error) PD_MUST_CHECK;
-/* Deletes all but the newest `keep`. */
-int pd_log_drop_snapshots(struct pd_log *log, uint32_t feed, uint32_t keep,
-                          struct pd_error *error) PD_MUST_CHECK;
+int pd_log_delete_snapshot(struct pd_log *log, uint32_t feed, uint64_t position,
+                           struct pd_error *error) PD_MUST_CHECK;
+/* Calls `each` for the feed's snapshots, oldest first, with the first piece of each (empty where it
+ * is damaged), until it returns other than 0, which is passed on. It must not write. */
+int pd_log_scan_snapshots(struct pd_log *log, uint32_t feed,
+                          int (*each)(void *ctx, uint64_t position, struct pd_reader start),
+                          void *ctx, struct pd_error *error) PD_MUST_CHECK;
+
+/* ---- trimming (log_trim.c) ----
+ *
+ * Each deletes until nothing is left of what it was told (0), or until *budget, in bytes, is used
+ * up (PD_EAGAIN: call again in another transaction). */
+
+/* Plans of packs below `below`. */
+int pd_log_trim_plans(struct pd_log *log, uint32_t feed, uint64_t below, uint64_t *budget,
+                      struct pd_error *error) PD_MUST_CHECK;
+/* Blocks of a lane at positions below `below`: heads, bodies and their records. */
+int pd_log_trim_lane(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t below,
+                     uint64_t *budget, struct pd_error *error) PD_MUST_CHECK;
+/* The feed's other records at *from and behind it, below `below`; *from moves on. */
+int pd_log_trim_records(struct pd_log *log, uint32_t feed, uint64_t *from, uint64_t below,
+                        uint64_t *budget, struct pd_error *error) PD_MUST_CHECK;
 
 /* The first block of a lane at or behind `from` and below `limit`, decoded (fini it). PD_ENOTFOUND:
  * none. PD_ECORRUPT names it. */

@@ -489,17 +489,6 @@ static const char *fail_before(void)
 #endif
 }
 
-/* Settings that this version accepts and does not act on yet are said once. */
-static void say_notes(const struct pd_config *config)
-{
-    for (uint32_t i = 0; i < config->feed_count; i++) {
-        if (config->feeds[i].job_count > 0)
-            pd_log(PD_LOG_INFO, "note",
-                   "feed=%s text=\"jobs.retain is kept, but this version trims nothing\"",
-                   config->feeds[i].name);
-    }
-}
-
 /* The sums the daemon keeps within, in force after all layers of the configuration. */
 static void say_limits(const struct pd_config *config)
 {
@@ -518,7 +507,6 @@ static int serve(struct daemon *d)
     pd_process_setup("packd " PD_VERSION);
     pd_metrics_build(PD_VERSION, pd_validator_cuda());
     say_limits(&d->config);
-    say_notes(&d->config);
     if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 1;

@@ -127,6 +127,8 @@ static bool planning_left(const struct pd_sequencer *seq)
         const struct pd_seq_feed *feed = seq->state.feeds[i];
         if (feed->planner && feed->plan_wanted && !feed->log_short && !feed->ended)
             return true;
+        if (feed->config && (feed->trimming || feed->trim_wanted) && !atomic_load(&seq->disk_full))
+            return true;
     }
     return false;
 }
@@ -254,7 +256,7 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .spec = job->spec,
                                        .generation = job->generation,
                                        .first_pack = job->first_pack,
-                                       .lowest_step = job->lowest_step};
+                                       .lowest_step = pd_seq_lowest_step(feed, job)};
             pd_serve_job_opened(seq->serve, &info);
             job->announce = false;
         }
@@ -302,6 +304,54 @@ static void check_disk(struct pd_sequencer *seq, uint64_t now_ns)
         seq->next_timer_ns = due;
 }
 
+/* Whether the log is used up to less than parts / of, with what producers may send already. */
+static bool space_left(const struct pd_sequencer *seq, uint32_t parts, uint32_t of)
+{
+    uint64_t max = seq->config->log_max_bytes, ahead = seq->config->memory_ingest_bytes;
+    if (ahead > max / ACCEPT_AHEAD_PART)
+        ahead = max / ACCEPT_AHEAD_PART;
+    return pd_log_used_bytes(seq->log) + ahead <= (max - max / PD_SEQ_RESERVE_PART) / of * parts;
+}
+
+/* Notes whose commit would free space, once the log is three quarters full; loudly when it is
+ * full. */
+static void check_stalls(struct pd_sequencer *seq)
+{
+    bool room = space_left(seq, 1, 1), near = !space_left(seq, 3, 4);
+    for (uint32_t i = 0; i < seq->state.feed_count; i++) {
+        struct pd_seq_feed *feed = seq->state.feeds[i];
+        struct pd_stall stall = {0};
+        if (!feed->config || feed->index >= PD_FEEDS_MAX)
+            continue;
+        if (near)
+            (void)pd_seq_stall_of(seq, feed, &stall);
+        if (!room)
+            pd_seq_give_up_commits(feed);
+        bool stalled = !room && stall.job[0];
+        pthread_mutex_lock(&seq->stall_mutex);
+        seq->stalls[feed->index] = stall;
+        pthread_mutex_unlock(&seq->stall_mutex);
+        if (stalled && !feed->stalled)
+            pd_log(PD_LOG_WARN, "log_stalled",
+                   "feed=%s job=%s first_step=%llu bytes_held=%llu text=\"the log is full of "
+                   "steps that the job has not committed\"",
+                   stall.feed, stall.job, (unsigned long long)stall.first_step,
+                   (unsigned long long)stall.bytes_held);
+        feed->stalled = stalled;
+    }
+}
+
+bool pd_sequencer_stall(struct pd_sequencer *seq, uint32_t feed_index, struct pd_stall *stall)
+{
+    *stall = (struct pd_stall){0};
+    if (feed_index >= PD_FEEDS_MAX)
+        return false;
+    pthread_mutex_lock(&seq->stall_mutex);
+    *stall = seq->stalls[feed_index];
+    pthread_mutex_unlock(&seq->stall_mutex);
+    return stall->job[0] != 0;
+}
+
 static void work(struct pd_sequencer *seq, struct pd_link *pending, struct pd_link *applied)
 {
     apply_some(seq, pending, applied);
@@ -309,6 +359,8 @@ static void work(struct pd_sequencer *seq, struct pd_link *pending, struct pd_li
         plan_feeds(seq);
     if (seq->group_rc == 0 && pd_seq_feeds_idle(seq, pd_clock_mono_ns()) == 0)
         plan_feeds(seq); /* what a flush has made possible */
+    if (seq->group_rc == 0 && !atomic_load(&seq->disk_full) && pd_seq_trim(seq) != 0)
+        PD_CHECK(seq->group_rc != 0);
 }
 
 static void run_group(struct pd_sequencer *seq, struct pd_link *pending)
@@ -329,6 +381,7 @@ static void run_group(struct pd_sequencer *seq, struct pd_link *pending)
     else
         undo_group(seq, &applied);
     check_disk(seq, pd_clock_mono_ns());
+    check_stalls(seq);
     announce(seq);
     for (struct pd_link *link; (link = pd_list_pop(&applied));)
         answer(seq, PD_CONTAINER_OF(link, struct pd_request, link));
@@ -374,6 +427,8 @@ static int init_lock(struct pd_sequencer *seq)
     int failed = pthread_cond_init(&seq->cond, &attr);
     pthread_condattr_destroy(&attr);
     if (failed || pthread_mutex_init(&seq->mutex, NULL) != 0)
+        return PD_ENOMEM;
+    if (pthread_mutex_init(&seq->stall_mutex, NULL) != 0)
         return PD_ENOMEM;
     pd_list_init(&seq->mailbox);
     return 0;
@@ -455,11 +510,7 @@ void pd_sequencer_stop(struct pd_sequencer *seq)
 
 bool pd_sequencer_log_full(const struct pd_sequencer *seq)
 {
-    uint64_t max = seq->config->log_max_bytes, limit = max - max / PD_SEQ_RESERVE_PART;
-    uint64_t ahead = seq->config->memory_ingest_bytes;
-    if (ahead > max / ACCEPT_AHEAD_PART)
-        ahead = max / ACCEPT_AHEAD_PART;
-    return atomic_load(&seq->disk_full) || pd_log_used_bytes(seq->log) + ahead > limit;
+    return atomic_load(&seq->disk_full) || !space_left(seq, 1, 1);
 }
 
 bool pd_sequencer_accepts(struct pd_sequencer *seq, uint32_t feed_index, const char **why)
@@ -482,6 +533,7 @@ void pd_sequencer_free(struct pd_sequencer *seq)
     pd_buf_fini(&seq->body);
     pd_buf_fini(&seq->row);
     pd_pack_fini(&seq->pack);
+    pthread_mutex_destroy(&seq->stall_mutex);
     pthread_mutex_destroy(&seq->mutex);
     pthread_cond_destroy(&seq->cond);
     seq->magic = 0;

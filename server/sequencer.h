@@ -106,7 +106,8 @@ struct pd_request_end_feed {
 /* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
  * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
  * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, STEP_TOO_LARGE,
- * TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs); PD_EINVAL BAD_NAME, BAD_RANGE;
+ * TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs); PD_ERANGE STEP_TRIMMED (the step to
+ * resume at is no longer in the log, the lowest that is is named); PD_EINVAL BAD_NAME, BAD_RANGE;
  * PD_ENOTFOUND UNKNOWN_FEED. */
 struct pd_request_open_job {
     struct pd_request base;
@@ -120,8 +121,8 @@ struct pd_request_open_job {
     /* out */
     uint32_t feed_index, job_id;
     uint64_t generation, first_step;
-    uint64_t committed; /* next step after the last commit: 0 = none */
-    uint64_t lowest_step; /* the lowest that the log holds */
+    uint64_t committed;   /* next step after the last commit: 0 = none */
+    uint64_t lowest_step; /* the lowest that the log holds; also set with STEP_TRIMMED */
     bool created;         /* by this request */
 };
 
@@ -156,8 +157,8 @@ struct pd_request_delete_job {
 struct pd_stream_status {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
     uint64_t next_seq, samples, tokens, blocks, duplicates, rejected;
-    uint64_t bytes;     /* of the bodies of accepted samples */
-    uint64_t log_bytes; /* pages of the log that its blocks take, refused samples included */
+    uint64_t bytes;        /* of the bodies of accepted samples */
+    uint64_t log_bytes;    /* pages of the log that its blocks take, refused samples included */
     uint64_t last_wall_ns; /* when its newest block came; 0 = none */
     bool ended, connected;
 };
@@ -168,7 +169,8 @@ struct pd_job_status {
     /* next step after the highest committed / wholly delivered */
     uint64_t generation, committed, delivered;
     uint64_t first_pack, lowest_step;
-    uint64_t committed_wall_ns; /* when the last commit came; 0 = none */
+    uint64_t committed_wall_ns;          /* when the last commit came; 0 = none */
+    uint64_t bytes_held, bytes_per_step; /* means */
 };
 #define PD_REFUSAL_REASONS_MAX 16 /* of a feed; those beyond count under "other" */
 struct pd_refusal_count {
@@ -178,12 +180,13 @@ struct pd_refusal_count {
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
+    uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
     struct pd_want want; /* what the refill waits for, when it does */
     bool waiting;
     uint64_t waiting_since_ns; /* wall clock */
-    bool stopped; /* planning has stopped for good; stop says why */
+    bool stopped;              /* planning has stopped for good; stop says why */
     struct pd_error stop;
     struct pd_stream_status *streams;
     uint32_t stream_count;
@@ -201,6 +204,14 @@ struct pd_request_status {
     uint64_t records; /* of the log, blocks included */
 };
 void pd_status_fini(struct pd_request_status *status);
+
+/* A job whose uncommitted steps fill the log. */
+struct pd_stall {
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    uint64_t first_step; /* the lowest it holds */
+    uint64_t bytes_held, bytes_per_step, bytes_max;
+    uint64_t bytes_left; /* until the log is full */
+};
 
 struct pd_sequencer;
 
@@ -220,6 +231,10 @@ void pd_sequencer_stop(struct pd_sequencer *sequencer);
 bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
 /* The log takes no further samples for lack of space. Any thread. */
 bool pd_sequencer_log_full(const struct pd_sequencer *sequencer);
+/* True where the log is nearly full and a commit of stall->job would free space; once accepts says
+ * no, nothing else can. Any thread. */
+bool pd_sequencer_stall(struct pd_sequencer *sequencer, uint32_t feed_index,
+                        struct pd_stall *stall);
 void pd_sequencer_free(struct pd_sequencer *sequencer);
 
 #endif

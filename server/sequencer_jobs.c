@@ -186,15 +186,33 @@ static int record_job(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
     return pd_seq_record(seq, PD_RECORD_OPEN_JOB, feed->number);
 }
 
-static uint64_t first_step(const struct pd_seq_job *job, const struct pd_request_open_job *request)
+/* Where the caller begins: behind its checkpoint, at the lowest step, or behind the last commit (a
+ * job that never commits may find that trimmed: then at the lowest). */
+static uint64_t first_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                           const struct pd_request_open_job *request)
 {
     if (request->has_resume_step)
         return request->resume_step + 1;
-    return request->from_start ? job->lowest_step : job->committed;
+    uint64_t lowest = pd_seq_lowest_step(feed, job);
+    return request->from_start || job->committed < lowest ? lowest : job->committed;
+}
+
+/* A world begins where its checkpoint ends; that must still be there. */
+static int check_resume(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                        struct pd_request_open_job *request)
+{
+    request->lowest_step = pd_seq_lowest_step(feed, job);
+    if (!request->has_resume_step || request->resume_step + 1 >= request->lowest_step)
+        return 0;
+    return pd_error_set(&request->base.error, PD_ERANGE, "STEP_TRIMMED",
+                        "job '%s' would resume at step %llu, which is no longer in the log; the "
+                        "lowest that is is %llu (see jobs.retain)",
+                        job->spec.name, (unsigned long long)request->resume_step + 1,
+                        (unsigned long long)request->lowest_step);
 }
 
 static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
-                            struct pd_seq_job *job, const struct pd_request_open_job *request,
+                            struct pd_seq_job *job, struct pd_request_open_job *request,
                             struct pd_error *error)
 {
     if (job->spec.step_packs != request->spec.step_packs)
@@ -203,11 +221,13 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
             "job '%s' has step_packs %u and this world asks for %u: its steps would be others",
             job->spec.name, job->spec.step_packs, request->spec.step_packs);
     int rc = spec_field(job->spec.name, "kind", job->spec.kind, request->spec.kind, error);
+    if (!rc)
+        rc = check_resume(feed, job, request);
     if (rc)
         return rc;
     job->spec = request->spec;
     job->generation++;
-    job->world_first_step = first_step(job, request);
+    job->world_first_step = first_step(feed, job, request);
     remember_token(job, request->world_token);
     return record_job(seq, feed, job);
 }
@@ -230,7 +250,8 @@ static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     job->spec = request->spec;
     job->generation = 1;
     job->delivered_known = true;
-    job->world_first_step = first_step(job, request);
+    job->first_pack = feed->lowest_pack;
+    job->world_first_step = first_step(feed, job, request);
     if (request->world_token[0])
         remember_token(job, request->world_token);
     feed->jobs[feed->job_count++] = job;
@@ -240,7 +261,7 @@ static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 }
 
 static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job,
-                       const struct pd_request_open_job *request, struct pd_error *error)
+                       struct pd_request_open_job *request, struct pd_error *error)
 {
     switch (world_of(job, request->world_token)) {
     case WORLD_NEW:
@@ -253,7 +274,9 @@ static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
     case WORLD_CURRENT:
         break;
     }
-    return check_same_spec(&job->spec, &request->spec, error);
+    int rc = check_same_spec(&job->spec, &request->spec, error);
+    /* With a token it may be a rank that is far ahead and opens the job again. */
+    return rc || request->world_token[0] ? rc : check_resume(feed, job, request);
 }
 
 /* Ranks of one world begin at one step, also those that come after its first commit. Without a
@@ -265,10 +288,12 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
     request->job_id = job->id;
     request->generation = job->generation;
     request->committed = job->committed;
-    request->lowest_step = job->lowest_step;
+    request->lowest_step = pd_seq_lowest_step(feed, job);
     bool says = request->has_resume_step || request->from_start;
     request->first_step =
-        says || !request->world_token[0] ? first_step(job, request) : job->world_first_step;
+        says || !request->world_token[0] ? first_step(feed, job, request) : job->world_first_step;
+    if (!request->has_resume_step && request->first_step < request->lowest_step)
+        request->first_step = request->lowest_step;
     if (job->delivered < request->first_step)
         job->delivered = request->first_step;
 }
@@ -365,6 +390,7 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
         job->delivered = job->committed;
     remember_commit(job, request->step, wall_ns);
     job->dirty = true;
+    feed->trim_wanted = true;
     feed->plan_wanted = true;
     return 0;
 }
@@ -418,5 +444,6 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
     if (rc)
         return pd_seq_write_failed(seq, rc, error);
     job->deleted = true;
+    feed->trim_wanted = true;
     return 0;
 }

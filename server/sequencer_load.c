@@ -72,6 +72,7 @@ static void carry_job(struct pd_seq_job *to, const struct pd_seq_job *from)
     to->announce = false;
     to->delivered = from->delivered;
     to->delivered_known = from->delivered_known;
+    to->given_up = from->given_up;
 }
 
 static void carry_jobs(struct pd_seq_feed *to, const struct pd_seq_feed *from)

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define SNAPSHOT_VERSION 1
+#define SNAPSHOT_VERSION 2 /* 1: without lane floors */
 #define SUPPLY_CACHE_BYTES (16ull << 20)
 /* tokens, positions, segment_ids, labels, loss_weight: the payload that a position becomes */
 #define POSITION_BYTES 20u
@@ -141,42 +141,73 @@ static int supply_init(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 
 /* ---- snapshots ---- */
 
+static int put_floors(const struct pd_seq_feed *feed, struct pd_buf *buf)
+{
+    uint64_t *floors = calloc(feed->lane_count, sizeof *floors);
+    if (!floors)
+        return PD_ENOMEM;
+    pd_planner_floors(feed->planner, floors);
+    pd_buf_put_u32(buf, feed->lane_count);
+    for (uint32_t lane = 0; lane < feed->lane_count; lane++)
+        pd_buf_put_u64(buf, floors[lane]);
+    free(floors);
+    return 0;
+}
+
+int pd_seq_snapshot_start(struct pd_reader *reader, struct pd_seq_snapshot_start *start)
+{
+    uint32_t version = pd_reader_u32(reader);
+    start->packs = pd_reader_u64(reader);
+    start->plan_digest = pd_reader_u64(reader);
+    start->lane_count = pd_reader_u32(reader);
+    if (reader->failed || version != SNAPSHOT_VERSION || start->lane_count > PD_LANES_MAX)
+        return PD_ECORRUPT;
+    start->floors = *reader;
+    (void)pd_reader_bytes(reader, start->lane_count * sizeof(uint64_t));
+    return reader->failed ? PD_ECORRUPT : 0;
+}
+
 int pd_seq_snapshot(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 {
     struct pd_error error = {0};
     struct pd_buf buf = {0};
+    uint64_t position = pd_log_next_position(seq->log);
     pd_buf_put_u32(&buf, SNAPSHOT_VERSION);
     pd_buf_put_u64(&buf, feed->packs);
     pd_buf_put_u64(&buf, feed->plan_digest);
-    int rc = pd_planner_save(feed->planner, &buf);
+    int rc = put_floors(feed, &buf);
+    if (!rc)
+        rc = pd_planner_save(feed->planner, &buf);
     if (rc)
         pd_error_set(&error, rc, "NO_MEMORY", "out of memory saving the planner of feed '%s'",
                      feed->name);
     else
-        rc = pd_log_put_snapshot(seq->log, feed->number, pd_log_next_position(seq->log), &buf,
-                                 &error);
+        rc = pd_log_put_snapshot(seq->log, feed->number, position, &buf, &error);
     if (!rc)
-        rc = pd_log_drop_snapshots(seq->log, feed->number, PD_SEQ_SNAPSHOTS_KEPT, &error);
+        rc = pd_seq_mark_add(seq, feed, position, feed->packs, &error);
+    feed->snapshot_bytes = buf.size_bytes;
     pd_buf_fini(&buf);
     if (rc)
         return pd_seq_write_failed(seq, rc, &error);
     feed->snapshot_packs = feed->packs;
+    feed->trim_wanted = true;
     return 0;
 }
 
 static int restore(struct pd_seq_feed *feed, const struct pd_buf *buf, struct pd_error *error)
 {
     struct pd_reader reader = pd_reader_of(buf->data, buf->size_bytes);
-    uint32_t version = pd_reader_u32(&reader);
-    uint64_t packs = pd_reader_u64(&reader), digest = pd_reader_u64(&reader);
-    if (reader.failed || version != SNAPSHOT_VERSION)
-        return pd_error_set(error, PD_ECORRUPT, "SNAPSHOT", "a snapshot of version %u", version);
+    struct pd_seq_snapshot_start start;
+    if (pd_seq_snapshot_start(&reader, &start) != 0)
+        return pd_error_set(error, PD_ECORRUPT, "SNAPSHOT",
+                            "a snapshot of another version, or a malformed one");
     int rc = pd_planner_restore(reader.at, pd_reader_left(&reader), &feed->planner, error);
     if (rc)
         return rc;
-    feed->packs = packs;
-    feed->plan_digest = digest;
-    feed->snapshot_packs = packs;
+    feed->packs = start.packs;
+    feed->plan_digest = start.plan_digest;
+    feed->snapshot_packs = start.packs;
+    feed->snapshot_bytes = buf->size_bytes;
     return 0;
 }
 
@@ -202,6 +233,33 @@ static int restore_newest(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     }
 }
 
+struct mark_scan {
+    struct pd_sequencer *seq;
+    struct pd_seq_feed *feed;
+};
+
+static int load_mark(void *ctx, uint64_t position, struct pd_reader reader)
+{
+    struct mark_scan *scan = ctx;
+    struct pd_seq_snapshot_start start;
+    if (scan->feed->mark_count == PD_SEQ_MARKS_MAX || pd_seq_snapshot_start(&reader, &start) != 0)
+        return 0;
+    scan->feed->marks[scan->feed->mark_count++] =
+        (struct pd_seq_mark){.position = position, .packs = start.packs};
+    return 0;
+}
+
+/* A trim that was cut short goes on. */
+static int load_marks(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)
+{
+    struct mark_scan scan = {.seq = seq, .feed = feed};
+    feed->mark_count = 0;
+    feed->records_trimmed = 0;
+    feed->trimming = feed->lowest_pack > 0;
+    feed->trim_wanted = true;
+    return pd_log_scan_snapshots(seq->log, feed->number, load_mark, &scan, error);
+}
+
 int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)
 {
     feed->packs = 0;
@@ -211,11 +269,17 @@ int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
     int rc = supply_init(seq, feed);
     if (rc)
         return pd_error_set(error, rc, "NO_MEMORY", "out of memory");
-    rc = restore_newest(seq, feed, error);
-    if (rc == PD_ENOTFOUND)
-        rc = pd_planner_new(&feed->config->rules, &feed->planner, error);
+    rc = load_marks(seq, feed, error);
+    if (!rc)
+        rc = restore_newest(seq, feed, error);
     feed->plan_wanted = true;
-    return rc;
+    if (rc != PD_ENOTFOUND)
+        return rc;
+    if (feed->lowest_pack == 0)
+        return pd_planner_new(&feed->config->rules, &feed->planner, error);
+    pd_seq_feed_stop(seq, feed, PD_ECORRUPT, "LOG_DAMAGED",
+                     "none of its snapshots can be used, and the log before them has been trimmed");
+    return 0;
 }
 
 /* ---- controls ---- */
@@ -367,6 +431,9 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         return 0;
     uint64_t before = feed->packs, started_ns = pd_clock_mono_ns();
     uint64_t target = pd_seq_horizon(feed), slice = before + PD_SEQ_PLAN_PACKS_MAX;
+    uint64_t snapshot = feed->snapshot_packs + pd_seq_snapshot_packs(seq, feed);
+    if (slice > snapshot && snapshot > before)
+        slice = snapshot;
     bool was_waiting = feed->waiting;
     int rc = make_packs(seq, feed, target < slice ? target : slice);
     if (rc)
@@ -380,7 +447,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
     feed->announce = true;
     pd_metric_observe(PD_M_PLAN_SECONDS, pd_clock_mono_ns() - started_ns);
     rc = write_horizon(seq, feed);
-    if (!rc && feed->planner && feed->packs - feed->snapshot_packs >= PD_SEQ_SNAPSHOT_PACKS)
+    if (!rc && feed->planner && feed->packs >= snapshot)
         rc = pd_seq_snapshot(seq, feed);
     return rc;
 }

@@ -9,7 +9,7 @@
 
 #define ROW_VERSION 1
 #define STREAM_VERSION 2 /* 1 ended with `ended` */
-#define FEED_VERSION 2   /* 1 ended with the lanes */
+#define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
 
 static void put_text(struct pd_buf *row, const char *text)
 {
@@ -170,6 +170,7 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
         put_text(row, feed->refusals[i].reason);
         pd_buf_put_u64(row, feed->refusals[i].count);
     }
+    pd_buf_put_u64(row, feed->lowest_pack);
 }
 
 static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
@@ -212,6 +213,8 @@ int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
     const char *ended = pd_reader_string(&row, &lanes);
     if (version > 1)
         get_refusals(feed, &row);
+    if (version > 2)
+        feed->lowest_pack = pd_reader_u64(&row);
     if (!pd_reader_done(&row) || !settings || !ended || lanes > PD_LANES_MAX)
         return PD_ECORRUPT;
     pd_buf_put(&feed->settings, settings, settings_size);

@@ -8,6 +8,7 @@
  *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
+ *   sequencer_trim.c      what jobs hold, and deleting the rest
  *   sequencer_rows.c      rows of the tables: encode and decode
  *   sequencer_status.c    copies for Status, progress for serve
  *
@@ -29,7 +30,8 @@
 #define PD_SEQ_TOKENS_MAX 64u
 #define PD_SEQ_COMMITS_MAX 64u
 #define PD_SEQ_SNAPSHOT_PACKS 4096u
-#define PD_SEQ_SNAPSHOTS_KEPT 2u
+#define PD_SEQ_MARKS_MAX 128u           /* snapshots of a feed; then they are thinned */
+#define PD_SEQ_TRIM_BYTES (64ull << 20) /* a transaction deletes about so much */
 #define PD_SEQ_PLAN_PACKS_MAX \
     1024u /* a group plans at most so many packs of a feed; the next group goes on */
 #define PD_SEQ_RESERVE_PART 16u /* 1/16 of the log is kept for plans, ends and commits */
@@ -64,10 +66,11 @@ struct pd_seq_job {
     uint32_t commit_count;
     bool dirty, announce, deleted;
     /* not in the log */
-    uint64_t lowest_step; /* that the log holds; 0 as long as nothing is trimmed */
-    uint64_t delivered;   /* next step after the highest one known to be wholly delivered */
+    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    /* Commits below this step are no longer retained: the log had no room for them. */
+    uint64_t given_up;
 };
 
 /* Heads of one feed for the planner: the block last read of each lane. */
@@ -80,6 +83,11 @@ struct pd_seq_supply {
     uint64_t cached_bytes;
     struct pd_head heads[256];
     struct pd_error error; /* of the last failed read */
+};
+
+/* A snapshot in the log. */
+struct pd_seq_mark {
+    uint64_t position, packs;
 };
 
 struct pd_seq_feed {
@@ -101,6 +109,14 @@ struct pd_seq_feed {
     uint32_t job_count;
     bool has_data, end_declared, dirty;
     uint64_t packs, plan_digest; /* as of the last Horizon */
+    /* trimming */
+    uint64_t lowest_pack;                       /* packs below it are gone, or going */
+    struct pd_seq_mark marks[PD_SEQ_MARKS_MAX]; /* oldest first */
+    uint32_t mark_count;
+    uint64_t records_trimmed; /* its records below are gone */
+    uint64_t snapshot_bytes;  /* of the newest */
+    bool trim_wanted, trimming;
+    bool stalled; /* told */
     /* planning */
     struct pd_planner *planner;
     struct pd_seq_supply supply;
@@ -151,6 +167,8 @@ struct pd_sequencer {
     /* any thread */
     _Atomic int accepts[PD_LOG_FEEDS_MAX];
     _Atomic bool disk_full;
+    pthread_mutex_t stall_mutex;
+    struct pd_stall stalls[PD_FEEDS_MAX]; /* by index; job "" = none */
     uint64_t disk_full_since_ns;
     /* mailbox */
     pthread_t thread;
@@ -252,6 +270,42 @@ uint64_t pd_seq_horizon(const struct pd_seq_feed *feed);
 void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int code,
                       const char *reason, const char *text);
 void pd_seq_supply_fini(struct pd_seq_supply *supply);
+
+/* How a snapshot begins; `floors` is at lane_count numbers, `planner` behind them. PD_ECORRUPT. */
+struct pd_seq_snapshot_start {
+    uint64_t packs, plan_digest;
+    uint32_t lane_count;
+    struct pd_reader floors;
+};
+int pd_seq_snapshot_start(struct pd_reader *reader,
+                          struct pd_seq_snapshot_start *start) PD_MUST_CHECK;
+
+/* ---- sequencer_trim.c ---- */
+
+/* One step of trimming each feed: raises lowest_pack, or deletes below it. */
+int pd_seq_trim(struct pd_sequencer *seq);
+/* The feed's part of log.max_bytes. */
+uint64_t pd_seq_share_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
+/* So many packs after the last one a snapshot is due. */
+uint64_t pd_seq_snapshot_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
+int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t position,
+                    uint64_t packs, struct pd_error *error) PD_MUST_CHECK;
+/* The lowest step that the job's retained commits can lead back to. */
+uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
+/* The lowest step of the job that is still in the log. */
+uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
+/* The trainer that holds most; NULL: none. */
+struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed);
+/* Log bytes that the job holds, and that a step of it takes: means. */
+void pd_seq_job_held(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     const struct pd_seq_job *job, uint64_t *bytes_held, uint64_t *bytes_per_step);
+/* With the log full: a feed that waits for samples, and whose slowest job has committed all it has
+ * received, keeps that last commit only, loudly; else its trainer and its producers would wait for
+ * each other for good. */
+void pd_seq_give_up_commits(struct pd_seq_feed *feed);
+/* Whether a commit of the feed's slowest job would free space; *stall says which. */
+bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     struct pd_stall *stall);
 
 /* ---- sequencer_status.c ---- */
 

@@ -114,7 +114,8 @@ static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_fe
     return 0;
 }
 
-static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *status)
+static int copy_jobs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                     struct pd_feed_status *status)
 {
     status->jobs = calloc(feed->job_count ? feed->job_count : 1, sizeof *status->jobs);
     if (!status->jobs)
@@ -129,7 +130,8 @@ static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *stat
         copy->committed = job->committed;
         copy->delivered = job->delivered;
         copy->first_pack = job->first_pack;
-        copy->lowest_step = job->lowest_step;
+        copy->lowest_step = pd_seq_lowest_step(feed, job);
+        pd_seq_job_held(seq, feed, job, &copy->bytes_held, &copy->bytes_per_step);
         if (job->commit_count > 0)
             copy->committed_wall_ns = job->commits[job->commit_count - 1].wall_ns;
     }
@@ -143,6 +145,7 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     status->packs_planned = feed->packs;
     status->horizon_packs = pd_seq_horizon(feed);
     status->plan_digest = feed->plan_digest;
+    status->lowest_pack = feed->lowest_pack;
     status->snapshot_packs = feed->snapshot_packs;
     memcpy(status->refusals, feed->refusals, sizeof status->refusals);
     status->refusal_count = feed->refusal_count;
@@ -156,7 +159,7 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     if (feed->planner)
         pd_planner_stats(feed->planner, &status->planner);
     int rc = copy_streams(&seq->state, feed, status);
-    return rc ? rc : copy_jobs(feed, status);
+    return rc ? rc : copy_jobs(seq, feed, status);
 }
 
 int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request)

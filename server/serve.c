@@ -199,13 +199,15 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
     pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);
     struct pd_serve_job *job = pd_job_find(serve, info->feed_index, info->job_id);
-    if (job && job->info.generation != info->generation)
+    bool other_world = !job || job->info.generation != info->generation;
+    if (job && other_world)
         pd_job_reset(serve, job, &after);
     if (!job)
         job = pd_job_add(serve, info);
     PD_CHECK(job); /* a job lost here would never be served: end rather than hang its ranks */
     job->info = *info;
-    pd_job_slot(serve, job, 0);
+    if (other_world) /* else the log was trimmed: what has been measured stays */
+        pd_job_slot(serve, job, 0);
     job_trim(serve, job, &after);
     pd_job_plan(serve, job);
     pthread_cond_broadcast(&serve->work);

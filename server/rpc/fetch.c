@@ -50,7 +50,8 @@ struct fetch {
     uint64_t told_ns;
     uint64_t wait_since_wall_ns; /* when this wait began */
     bool counted;                /* among the rank's calls */
-    uint64_t end_step;           /* ENDING: steps the job has */
+    bool commit_needed_told;
+    uint64_t end_step; /* ENDING: steps the job has */
     Packd__V1__FetchOpen *open;
 };
 
@@ -211,11 +212,18 @@ static void tell_waiting(struct fetch *fetch, const struct pd_wait_info *info)
 {
     Packd__V1__FetchResponse response = PACKD__V1__FETCH_RESPONSE__INIT;
     struct pd_waiting waiting;
+    struct pd_stall stall;
+    struct pd_sequencer *sequencer = fetch->call.thread->rpc->options.sequencer;
+    const char *why;
 
     if (fetch->told.reason == PD_WAIT_NONE)
         fetch->wait_since_wall_ns = info->since_ns ? info->since_ns : pd_clock_wall_ns();
     pd_waiting_make(&waiting, info, fetch->key.micro, fetch->call.thread->rpc->incarnation);
     waiting.message.since_unix_ms = fetch->wait_since_wall_ns / 1000000u;
+    if ((info->reason == PD_WAIT_SAMPLES || info->reason == PD_WAIT_LOG_FULL) &&
+        !pd_sequencer_accepts(sequencer, fetch->key.feed_index, &why) &&
+        pd_sequencer_stall(sequencer, fetch->key.feed_index, &stall))
+        pd_waiting_make_commit(&waiting, &stall);
     response.what_case = PACKD__V1__FETCH_RESPONSE__WHAT_WAITING;
     response.waiting = &waiting.message;
     fetch->told = *info;
@@ -417,6 +425,31 @@ static void get(struct fetch *fetch)
     pd_call_unref(&fetch->call);
 }
 
+/* Between batches: the job's uncommitted steps fill the log. Said once, until that has changed. */
+static bool tell_commit_needed(struct fetch *fetch)
+{
+    Packd__V1__FetchResponse response = PACKD__V1__FETCH_RESPONSE__INIT;
+    Packd__V1__CommitNeeded needed = PACKD__V1__COMMIT_NEEDED__INIT;
+    Packd__V1__Stall message;
+    struct pd_stall stall;
+    struct pd_sequencer *sequencer = fetch->call.thread->rpc->options.sequencer;
+    bool mine = pd_sequencer_stall(sequencer, fetch->key.feed_index, &stall) &&
+                strcmp(stall.job, fetch->job) == 0;
+
+    if (!mine || fetch->commit_needed_told) {
+        fetch->commit_needed_told = mine;
+        return false;
+    }
+    fetch->commit_needed_told = true;
+    pd_waiting_stall(&message, &stall);
+    needed.stall = &message;
+    needed.steps_left = stall.bytes_per_step ? stall.bytes_left / stall.bytes_per_step : 0;
+    response.what_case = PACKD__V1__FETCH_RESPONSE__WHAT_COMMIT_NEEDED;
+    response.commit_needed = &needed;
+    send_response(fetch, &response);
+    return true;
+}
+
 /* Does what can be done now; called whenever something has changed. */
 static void advance(struct fetch *fetch)
 {
@@ -447,6 +480,8 @@ static void advance(struct fetch *fetch)
         return;
     }
     fetch->no_credit_since_ns = 0;
+    if (tell_commit_needed(fetch))
+        return;
     if (!fetch->waiting)
         get(fetch);
 }
@@ -611,7 +646,8 @@ static void tick(struct pd_call *call)
 
     bool due = now_ns - fetch->told_ns >= WAITING_EVERY_NS;
 
-    if (fetch->state != STREAMING || fetch->batch || !pd_call_can_write(call))
+    if (fetch->state != STREAMING || fetch->batch || !pd_call_can_write(call) ||
+        tell_commit_needed(fetch))
         return;
     if (fetch->no_credit_since_ns != 0) {
         if (due)

@@ -117,8 +117,23 @@ static void note_rank(struct pd_rpc *rpc, const struct pd_request_open_job *requ
     pd_serve_rank_opened(rpc->options.serve, &rank, wire->client);
 }
 
+static void fail_trimmed(struct pd_call *call, const struct pd_request_open_job *request)
+{
+    Packd__V1__ErrorDetail detail = PACKD__V1__ERROR_DETAIL__INIT;
+
+    detail.seq = -1;
+    detail.step = (int64_t)request->resume_step + 1;
+    detail.lowest_step = (int64_t)request->lowest_step;
+    pd_call_fail_detail(call, &request->base.error, &detail);
+}
+
 static void on_job_opened(struct pd_ask *ask)
 {
+    if (ask->of.base.result == PD_ERANGE && !pd_call_is_over(ask->call)) {
+        fail_trimmed(ask->call, &ask->of.open_job);
+        pd_ask_free(ask);
+        return;
+    }
     if (!pd_unary_answered(ask))
         return;
     const struct pd_request_open_job *request = &ask->of.open_job;
@@ -197,6 +212,7 @@ static void on_commit_facts(struct pd_ask *ask)
     Packd__V1__CommitResponse response = PACKD__V1__COMMIT_RESPONSE__INIT;
 
     response.committed_step = job && job->committed > wire->step ? job->committed - 1 : wire->step;
+    response.bytes_held = job ? job->bytes_held : 0;
     response.incarnation = ask->call->thread->rpc->incarnation;
     response.lowest_step = job ? job->lowest_step : 0;
     pd_call_reply(ask->call, &response.base);

@@ -31,6 +31,7 @@ struct push {
     uint32_t append_count;
     Packd__V1__LogState why; /* as told last */
     const char *why_text;
+    struct pd_stall stall; /* with LOG_STALLED */
     bool welcome_due, ack_due, ended_due, half_closed, stopping;
 };
 

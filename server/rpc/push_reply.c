@@ -5,6 +5,7 @@
  * what the log has committed, behind the rejects that it covers; a block's bytes go back to the
  * pool when both are told. It reads no message. */
 #include "server/rpc/push.h"
+#include "server/rpc/waiting.h"
 
 #include "server/metrics.h"
 
@@ -26,6 +27,10 @@ bool push_grant(struct push *push)
         push->why_text = "the server is going down";
     } else if (!pd_sequencer_accepts(rpc->options.sequencer, push->feed_index, &push->why_text)) {
         push->why = PACKD__V1__LOG_STATE__LOG_FULL;
+        if (pd_sequencer_stall(rpc->options.sequencer, push->feed_index, &push->stall)) {
+            push->why = PACKD__V1__LOG_STATE__LOG_STALLED;
+            push->why_text = "the log is full of steps that a job has not committed";
+        }
     } else {
         grew = pd_credit_grant(&push->credit, push_rest(push));
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
@@ -90,12 +95,17 @@ static void send_ack(struct push *push)
 {
     Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
     Packd__V1__Ack ack = PACKD__V1__ACK__INIT;
+    Packd__V1__Stall stall;
 
     push->ack_due = false;
     (void)push_grant(push);
     ack.durable_seq = push->durable_seq;
     ack.credit_bytes = push->credit.granted_bytes;
     ack.why = push->why;
+    if (push->why == PACKD__V1__LOG_STATE__LOG_STALLED) {
+        pd_waiting_stall(&stall, &push->stall);
+        ack.stall = &stall;
+    }
     ack.text = (char *)push->why_text;
     ack.duplicates = push->duplicates;
     ack.rejected = push->rejected;

@@ -97,6 +97,8 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->delivered_step = (int64_t)job->delivered - 1;
     out->committed_step = (int64_t)job->committed - 1;
     out->lowest_step = job->lowest_step;
+    out->bytes_held = job->bytes_held;
+    out->bytes_per_step = job->bytes_per_step;
     out->lag_steps = planned > job->delivered ? planned - job->delivered : 0;
     out->last_commit_unix_ms = job->committed_wall_ns / 1000000u;
     out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
@@ -244,6 +246,7 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->plan_digest = feed->plan_digest;
     out->planned_packs = feed->packs_planned;
     out->horizon_pack = feed->horizon_packs;
+    out->lowest_pack = feed->lowest_pack;
     out->window_samples = feed->planner.window_samples;
     out->window_tokens = feed->planner.window_tokens;
     out->streams_total = feed->stream_count;

@@ -100,6 +100,28 @@ void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info
                    words);
 }
 
+void pd_waiting_stall(Packd__V1__Stall *message, const struct pd_stall *stall)
+{
+    packd__v1__stall__init(message);
+    message->feed = (char *)stall->feed;
+    message->job = (char *)stall->job;
+    message->first_step = stall->first_step;
+    message->bytes_held = stall->bytes_held;
+    message->bytes_per_step = stall->bytes_per_step;
+    message->bytes_max = stall->bytes_max;
+}
+
+void pd_waiting_make_commit(struct pd_waiting *waiting, const struct pd_stall *stall)
+{
+    waiting->message.reason = PACKD__V1__WAIT_REASON__WAIT_COMMIT;
+    pd_waiting_stall(&waiting->stall, stall);
+    waiting->message.stall = &waiting->stall;
+    (void)snprintf(waiting->text, sizeof(waiting->text),
+                   "step %" PRIu64 ": the log is full of steps from %" PRIu64
+                   " on that job %s has not committed, and producers wait for it",
+                   waiting->message.step, stall->first_step, stall->job);
+}
+
 void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,
                             uint64_t since_ns, uint64_t incarnation)
 {

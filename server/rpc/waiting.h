@@ -3,6 +3,7 @@
 #define PD_SERVER_RPC_WAITING_H
 
 #include "proto/packd.pb-c.h"
+#include "server/sequencer.h"
 #include "server/serve.h"
 
 #define PD_WAITING_NAMES_MAX 32
@@ -15,6 +16,7 @@ struct pd_waiting {
     char source[PD_NAME_MAX + 1];
     char *sources[1];
     char text[480];
+    Packd__V1__Stall stall;
 };
 
 void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info, uint32_t micro,
@@ -22,6 +24,10 @@ void pd_waiting_make(struct pd_waiting *waiting, const struct pd_wait_info *info
 /* What a feed's planning waits for: of no step. */
 void pd_waiting_make_feed(struct pd_waiting *waiting, const struct pd_wait_info *info,
                           uint64_t incarnation);
+/* Turns what make made into: the log is full, a commit is waited for. *stall must stay. */
+void pd_waiting_make_commit(struct pd_waiting *waiting, const struct pd_stall *stall);
+/* The message borrows the names. */
+void pd_waiting_stall(Packd__V1__Stall *message, const struct pd_stall *stall);
 /* This client has granted no credit since `since_ns` (wall clock). */
 void pd_waiting_make_credit(struct pd_waiting *waiting, uint64_t step, uint32_t micro,
                             uint64_t since_ns, uint64_t incarnation);
