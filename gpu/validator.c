@@ -140,6 +140,11 @@ int pd_validator_new(const char *name, const struct pd_validator_limits *limits,
     return rc ? rc : pd_validator_adopt(&backend, limits, notice, validator, error);
 }
 
+const char *pd_validator_cuda(void)
+{
+    return PD_HAVE_CUDA ? "static" : "none";
+}
+
 const char *pd_validator_backend(const struct pd_validator *v)
 {
     PD_MAGIC_CHECK(v, MAGIC);

@@ -48,6 +48,8 @@ int pd_validator_new(const char *backend, const struct pd_validator_limits *limi
                      struct pd_error *fallback, struct pd_error *error) PD_MUST_CHECK;
 void pd_validator_free(struct pd_validator *validator); /* NULL is allowed */
 
+/* What this build has: "static" (the CUDA runtime is part of it) or "none". */
+const char *pd_validator_cuda(void);
 /* "cuda", "cpu" or "off": what answers now. */
 const char *pd_validator_backend(const struct pd_validator *validator);
 /* "NVIDIA H200 (sm_90)"; "x86-64-v3" and the like for the CPU; "" when off. */

@@ -248,10 +248,9 @@ void pd_metrics_unregister_all(void)
     collector_count = 0;
 }
 
-void pd_metrics_build(const char *version, const char *revision, const char *cuda)
+void pd_metrics_build(const char *version, const char *cuda)
 {
-    snprintf(build_labels, sizeof build_labels,
-             "version=\"%.40s\",revision=\"%.60s\",cuda=\"%.20s\"", version, revision, cuda);
+    snprintf(build_labels, sizeof build_labels, "version=\"%.40s\",cuda=\"%.20s\"", version, cuda);
 }
 
 static void put_labelled(struct pd_metrics_writer *writer, const char *name, const char *label,
@@ -361,7 +360,7 @@ int pd_metrics_reference(FILE *out)
     put_rows(out, histogram_rows, PD_COUNT_OF(histogram_rows));
     fputs("| `packd_thread_heartbeat_timestamp_seconds` | gauge | thread | When the thread last "
           "went through its loop. |\n"
-          "| `packd_build_info` | gauge | version, revision, cuda | Always 1; the build is in the "
+          "| `packd_build_info` | gauge | version, cuda | Always 1; the build is in the "
           "labels. |\n"
           "| `packd_memory_anonymous_bytes` | gauge |  | Resident memory without mapped files: "
           "what the budgets are about. |\n"

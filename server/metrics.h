@@ -174,7 +174,7 @@ void pd_metrics_register(void (*collect)(void *ctx, struct pd_metrics_writer *wr
 /* Forgets them, before what they read is taken down. */
 void pd_metrics_unregister_all(void);
 /* packd_build_info's labels; static strings, at start. */
-void pd_metrics_build(const char *version, const char *revision, const char *cuda);
+void pd_metrics_build(const char *version, const char *cuda);
 
 /* The whole exposition in Prometheus text format 0.0.4 (or OpenMetrics 1.0), appended to *out. Main
  * thread. PD_ENOMEM. */

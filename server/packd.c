@@ -10,11 +10,12 @@
  *   collector  its handles                   close (the sequencer holds no request)
  *   sequencer  replay, thread                finish what is queued, snapshot, join
  *   rpc        bind, N threads               (stopped by then) free
+ *   stopper    its thread, parked            join (it has ended the calls, or was never needed)
  *   http       bind                          close
  *   service    gauges, ports file, READY     not ready any more
  *
- * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), a helper
- * thread runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
+ * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), the
+ * stopper runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
  * /metrics; when it has returned, the loop ends and the steps are undone. A second signal ends the
  * process at once: the log is whole at every moment. The main thread owns all of struct daemon but
  * `drain_asked`, `rpc_stopped` and the bell.
@@ -38,9 +39,11 @@
 #include "server/fault.h"
 #endif
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -66,7 +69,8 @@ struct daemon {
     struct pd_rpc *rpc;
     struct pd_http *http;
     pthread_t stopper;
-    bool stopper_started;
+    sem_t stopper_go;
+    bool ending; /* written before stopper_go is posted */
     atomic_int drain_asked; /* from Admin.Drain: 1 drain, 2 take work again, 0 nothing new */
     atomic_bool rpc_stopped;
 };
@@ -82,6 +86,10 @@ static const char *readiness(struct daemon *d)
         return words[d->state];
     if (atomic_load(&d->drain_asked) == 1)
         return words[DRAINING];
+    struct pd_validation_info validator;
+    pd_validation_info(d->validation, &validator);
+    if (validator.tested && !validator.passed)
+        return "the validator's self-test failed; see the log";
     struct pd_serve_gauges gauges;
     pd_serve_gauges(d->serve, &gauges);
     return gauges.halted_feeds > 0 ? "a feed is halted by a violation; see the log"
@@ -123,6 +131,10 @@ static void *stop_rpc(void *ctx)
 {
     struct daemon *d = ctx;
     pthread_setname_np(pthread_self(), "stopper");
+    while (sem_wait(&d->stopper_go) != 0)
+        ; /* EINTR */
+    if (!d->ending)
+        return NULL;
     pd_rpc_stop(d->rpc, d->config.drain_ns);
     atomic_store(&d->rpc_stopped, true);
     uv_async_send(&d->bell);
@@ -136,8 +148,8 @@ static void begin_end(struct daemon *d, const char *why)
     pd_sdnotify("STOPPING=1\nSTATUS=waiting for calls to end");
     set_state(d, STOPPING);
     pd_rpc_drain(d->rpc);
-    PD_CHECK(pthread_create(&d->stopper, NULL, stop_rpc, d) == 0);
-    d->stopper_started = true;
+    d->ending = true;
+    sem_post(&d->stopper_go);
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -186,33 +198,55 @@ static void on_watchdog(uv_timer_t *timer)
 
 /* ---- the steps ---- */
 
+static void close_handle(uv_handle_t *handle, void *unused)
+{
+    (void)unused;
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+/* With whatever handles it has. */
+static void close_loop(uv_loop_t *loop)
+{
+    uv_walk(loop, close_handle, NULL);
+    uv_run(loop, UV_RUN_DEFAULT);
+    PD_CHECK(uv_loop_close(loop) == 0);
+}
+
+static int no_loop(int failed, struct pd_error *error)
+{
+    return pd_error_set(error, PD_EIO, "LOOP",
+                        "libuv made no loop: %s; descriptors or memory are exhausted",
+                        uv_strerror(failed));
+}
+
 static int start_loop(void *ctx, struct pd_error *error)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     struct daemon *d = ctx;
-    if (uv_loop_init(&d->loop) != 0)
-        return pd_error_set(error, PD_EIO, "LOOP",
-                            "libuv made no loop: descriptors or memory are exhausted");
-    PD_CHECK(uv_async_init(&d->loop, &d->bell, on_bell) == 0 &&
-             uv_timer_init(&d->loop, &d->watchdog) == 0);
+    int failed = uv_loop_init(&d->loop);
+    if (failed != 0)
+        return no_loop(failed, error);
+    failed = uv_async_init(&d->loop, &d->bell, on_bell);
     d->bell.data = d;
-    for (size_t i = 0; i < PD_COUNT_OF(numbers); i++) {
-        PD_CHECK(uv_signal_init(&d->loop, &d->signals[i]) == 0);
+    if (failed == 0)
+        failed = uv_timer_init(&d->loop, &d->watchdog);
+    for (size_t i = 0; failed == 0 && i < PD_COUNT_OF(numbers); i++) {
+        failed = uv_signal_init(&d->loop, &d->signals[i]);
         d->signals[i].data = d;
-        PD_CHECK(uv_signal_start(&d->signals[i], on_signal, numbers[i]) == 0);
+        if (failed == 0)
+            failed = uv_signal_start(&d->signals[i], on_signal, numbers[i]);
     }
-    return 0;
+    if (failed == 0)
+        return 0;
+    close_loop(&d->loop);
+    return no_loop(failed, error);
 }
 
 static void stop_loop(void *ctx)
 {
     struct daemon *d = ctx;
-    for (size_t i = 0; i < PD_COUNT_OF(d->signals); i++)
-        uv_close((uv_handle_t *)&d->signals[i], NULL);
-    uv_close((uv_handle_t *)&d->bell, NULL);
-    uv_close((uv_handle_t *)&d->watchdog, NULL);
-    uv_run(&d->loop, UV_RUN_DEFAULT);
-    PD_CHECK(uv_loop_close(&d->loop) == 0);
+    close_loop(&d->loop);
     pd_http_free(d->http);
     pd_collector_free(d->collector);
 }
@@ -315,11 +349,31 @@ static int start_rpc(void *ctx, struct pd_error *error)
 static void stop_rpc_step(void *ctx)
 {
     struct daemon *d = ctx;
-    if (d->stopper_started)
-        pthread_join(d->stopper, NULL);
-    else
+    if (!atomic_load(&d->rpc_stopped))
         pd_rpc_stop(d->rpc, 1000000000u); /* there are no calls: it takes no time */
     pd_rpc_free(d->rpc);
+}
+
+/* Made now, as an end that is asked for later must not fail for lack of a thread. */
+static int start_stopper(void *ctx, struct pd_error *error)
+{
+    struct daemon *d = ctx;
+    int failed = sem_init(&d->stopper_go, 0, 0) == 0
+                     ? pthread_create(&d->stopper, NULL, stop_rpc, d)
+                     : errno;
+    return failed == 0 ? 0
+                       : pd_error_set(error, PD_EIO, "THREAD",
+                                      "the stopper thread cannot be started: %s", strerror(failed));
+}
+
+/* Where the end was never begun the thread has nothing to do. */
+static void stop_stopper(void *ctx)
+{
+    struct daemon *d = ctx;
+    if (!d->ending)
+        sem_post(&d->stopper_go);
+    pthread_join(d->stopper, NULL);
+    sem_destroy(&d->stopper_go);
 }
 
 static int start_http(void *ctx, struct pd_error *error)
@@ -420,6 +474,7 @@ static const struct pd_step steps[] = {
     {"collector", start_collector, stop_collector},
     {"sequencer", start_sequencer, stop_sequencer},
     {"rpc", start_rpc, stop_rpc_step},
+    {"stopper", start_stopper, stop_stopper},
     {"http", start_http, stop_http},
     {"service", start_service, stop_service},
 };
@@ -461,7 +516,7 @@ static int serve(struct daemon *d)
 {
     struct pd_error error = {0};
     pd_process_setup("packd " PD_VERSION);
-    pd_metrics_build(PD_VERSION, "unknown", "none");
+    pd_metrics_build(PD_VERSION, pd_validator_cuda());
     say_limits(&d->config);
     say_notes(&d->config);
     if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {

@@ -145,9 +145,11 @@ struct pd_request_flush {
     uint64_t packs; /* 0 = all */
 };
 
+/* PD_EMISMATCH IN_USE: fetches are open, and not `force`. */
 struct pd_request_delete_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    bool force;
 };
 
 /* A copy of everything Status shows that the sequencer owns. */

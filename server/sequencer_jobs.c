@@ -403,6 +403,12 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
     int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
     if (rc)
         return rc;
+    uint32_t calls = pd_serve_job_calls(seq->serve, feed->index, job->id);
+    if (calls > 0 && !request->force)
+        return pd_error_set(error, PD_EMISMATCH, "IN_USE",
+                            "job %s of feed %s has %u open fetch calls; end them, or delete it "
+                            "with `force`",
+                            request->job, request->feed, calls);
     pd_buf_clear(&seq->body);
     pd_buf_put_u32(&seq->body, job->id);
     rc = pd_seq_record(seq, PD_RECORD_DELETE_JOB, feed->number);

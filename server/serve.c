@@ -453,8 +453,28 @@ static void count_first(struct pd_served_totals *totals, const struct pd_box *bo
     totals->full_step_positions += (uint64_t)batch->rows * batch->width;
 }
 
+/* What mark() has to say once the lock is released. */
+struct notes {
+    char job[PD_NAME_MAX + 1];
+    bool uncounted, given_up;
+    uint64_t floor;
+};
+
+static void say(const struct notes *notes, uint64_t step)
+{
+    if (notes->uncounted)
+        pd_log(PD_LOG_ERROR, "delivery_uncounted", "job=%s step=%llu text=\"no memory\"",
+               notes->job, (unsigned long long)step);
+    if (notes->given_up)
+        pd_log(PD_LOG_WARN, "delivery_given_up",
+               "job=%s floor=%llu text=\"too many steps are partly delivered; the lowest no longer "
+               "count\"",
+               notes->job, (unsigned long long)notes->floor);
+}
+
 /* Marks the batch; returns whether it is the first complete delivery. */
-static bool mark(struct pd_serve_job *job, const struct pd_box *box, bool *step_complete)
+static bool mark(struct pd_serve_job *job, const struct pd_box *box, bool *step_complete,
+                 struct notes *notes)
 {
     const struct pd_batch_key *key = &box->ready.key;
     const struct pd_job_spec *spec = &job->info.spec;
@@ -463,14 +483,11 @@ static bool mark(struct pd_serve_job *job, const struct pd_box *box, bool *step_
     int rc =
         pd_delivered_mark(&job->delivered, key->step, key->micro * spec->dp_size + key->dp_rank,
                           spec->dp_size * spec->accum, &first, step_complete);
-    if (rc != 0)
-        pd_log(PD_LOG_ERROR, "delivery_uncounted", "job=%s step=%llu text=\"no memory\"",
-               spec->name, (unsigned long long)key->step);
-    if (job->delivered.given_up != given_up)
-        pd_log(PD_LOG_WARN, "delivery_given_up",
-               "job=%s floor=%llu text=\"too many steps are partly delivered; the lowest no longer "
-               "count\"",
-               spec->name, (unsigned long long)job->delivered.floor);
+    notes->uncounted = rc != 0;
+    notes->given_up = job->delivered.given_up != given_up;
+    notes->floor = job->delivered.floor;
+    if (notes->uncounted || notes->given_up)
+        memcpy(notes->job, spec->name, sizeof notes->job);
     return first;
 }
 
@@ -480,12 +497,13 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     const struct pd_box *box = PD_CONTAINER_OF(batch, struct pd_box, ready);
     const struct pd_batch_key *key = &batch->key;
+    struct notes notes = {0};
     *step_complete = false;
     pthread_mutex_lock(&serve->lock);
     struct pd_served_totals *totals = &serve->feeds[key->feed_index].totals;
     struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
     bool current = job && job->info.generation == key->generation;
-    if (current && mark(job, box, step_complete)) {
+    if (current && mark(job, box, step_complete, &notes)) {
         count_first(totals, box);
         count_first(&job->totals, box);
         pd_rank_delivered(job, key);
@@ -498,4 +516,5 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     if (serve->starved)
         pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
+    say(&notes, key->step);
 }

@@ -3,7 +3,7 @@
  *   sequencer ──feed_advanced, job_opened──> serve <──get, delivered── rpc threads
  *                                              │ ^
  *                                        tasks v │ publish
- *                                         assemble x M (build.c): plan -> layout -> check -> digest -> header
+ *                                         assemble x M (serve_build.c): plan -> layout -> check -> digest -> header
  *
  * One mutex guards the tables; nothing is called back while it is held except waiter->ready, which must only post elsewhere. A batch is immutable
  * and reference-counted: it dies when the last reader (a waiter, a gRPC slice) lets go.
@@ -166,7 +166,7 @@ void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key);
 void pd_ready_batch_ref(struct pd_ready_batch *batch);
 void pd_ready_batch_unref(struct pd_ready_batch *batch); /* any thread, also inside gRPC's slice destroy */
 
-/* A reader has received this batch whole. The first time for (job, generation, step, micro, dp_rank) it is counted in the padding metrics; *first_of_step is
+/* A reader has received this batch whole. The first time for (job, generation, step, micro, dp_rank) it is counted in the padding metrics; *step_complete is
  * set when with it every batch of the step has been delivered (the caller then tells the sequencer). */
 void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *batch, bool *step_complete);
 
@@ -196,6 +196,8 @@ void pd_serve_rank_opened(struct pd_serve *serve, const struct pd_batch_key *ran
                           const char *client);
 /* The rank's open fetches: change is 1 or -1. Ignored likewise. */
 void pd_serve_rank_calls(struct pd_serve *serve, const struct pd_batch_key *rank, int change);
+/* Open fetches of the job's present generation, of all ranks; 0 where there is no such job. */
+uint32_t pd_serve_job_calls(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id);
 
 struct pd_rank_view {
     uint32_t dp_rank, calls;

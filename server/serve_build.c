@@ -261,8 +261,9 @@ void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_e
     pd_error_set(&feed->halt, PD_ECORRUPT, "HALTED",
                  "feed %s is halted, a batch failed its checks twice: %.300s", feed->config->name,
                  error->text);
-    pd_log(PD_LOG_ERROR, "feed_halted", "feed=%s text=\"%s\" repro=\"%s\"", feed->config->name,
-           error->text, serve->repro_path);
+    after->halted = feed->config->name;
+    memcpy(after->halt_text, error->text, sizeof after->halt_text);
+    memcpy(after->halt_repro, serve->repro_path, sizeof after->halt_repro);
     PD_LIST_EACH(link, &feed->jobs)
     {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, in_feed);

@@ -10,8 +10,8 @@
  *   entry ──> box ──> payload, header         box: the batch in memory, one reference of the table
  *                                             and `holds` of readers
  *
- * The lock is never held while a waiter's ready runs, while memory is freed, or while the log is
- * read: such work is collected in a struct pd_after and done once the lock is released. */
+ * The lock is never held while a waiter's ready runs, while memory is freed, while the log is read
+ * or a line is logged: such work is collected in a struct pd_after and done once the lock is released. */
 #ifndef PD_SERVER_SERVE_STATE_H
 #define PD_SERVER_SERVE_STATE_H
 
@@ -112,6 +112,7 @@ struct pd_serve_job {
     struct pd_delivered delivered;
     struct pd_served_totals totals;
     struct pd_rank *ranks; /* of this generation, by dp_rank; NULL: none has come */
+    uint32_t calls;        /* open fetches of this generation, of all ranks */
 };
 
 /* A rank as Status shows it. */
@@ -169,6 +170,9 @@ struct pd_serve {
 struct pd_after {
     struct pd_link wake; /* waiters */
     struct pd_link dead; /* boxes */
+    const char *halted;  /* the feed that was halted, or NULL; then what to say of it: */
+    char halt_text[PD_TEXT_MAX];
+    char halt_repro[PD_REPRO_PATH_MAX];
 };
 void pd_after_init(struct pd_after *after);
 void pd_after_run(struct pd_after *after);

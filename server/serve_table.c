@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "packer/layout.h"
 
 #include <stdlib.h>
@@ -48,11 +49,15 @@ void pd_after_init(struct pd_after *after)
 {
     pd_list_init(&after->wake);
     pd_list_init(&after->dead);
+    after->halted = NULL;
 }
 
 void pd_after_run(struct pd_after *after)
 {
     struct pd_link *link;
+    if (after->halted)
+        pd_log(PD_LOG_ERROR, "feed_halted", "feed=%s text=\"%s\" repro=\"%s\"", after->halted,
+               after->halt_text, after->halt_repro);
     while ((link = pd_list_pop(&after->dead)))
         pd_box_free(PD_CONTAINER_OF(link, struct pd_box, dead));
     while ((link = pd_list_pop(&after->wake))) {
@@ -120,6 +125,7 @@ void pd_job_reset(struct pd_serve *serve, struct pd_serve_job *job, struct pd_af
     pd_delivered_clear(&job->delivered);
     free(job->ranks);
     job->ranks = NULL;
+    job->calls = 0;
 }
 
 void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_after *after)

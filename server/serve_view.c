@@ -47,10 +47,23 @@ void pd_serve_rank_calls(struct pd_serve *serve, const struct pd_batch_key *key,
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(change == 1 || change == -1);
     pthread_mutex_lock(&serve->lock);
+    struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
+    if (job && job->info.generation == key->generation && (change > 0 || job->calls > 0))
+        job->calls += (uint32_t)change;
     struct pd_rank *rank = rank_take(serve, key);
     if (rank && (change > 0 || rank->calls > 0))
         rank->calls += (uint32_t)change;
     pthread_mutex_unlock(&serve->lock);
+}
+
+uint32_t pd_serve_job_calls(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    pthread_mutex_lock(&serve->lock);
+    const struct pd_serve_job *job = pd_job_find(serve, feed_index, job_id);
+    uint32_t calls = job ? job->calls : 0;
+    pthread_mutex_unlock(&serve->lock);
+    return calls;
 }
 
 void pd_rank_delivered(struct pd_serve_job *job, const struct pd_batch_key *key)

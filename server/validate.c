@@ -184,6 +184,16 @@ static void probe(struct pd_validation *v, struct job *job)
     snprintf(job->backend, sizeof job->backend, "%.7s", pd_validator_backend(v->validator));
 }
 
+/* Answers a job; nothing passes once a self-test has failed. Only this thread changes the phase. */
+static void answer(struct pd_validation *v, struct job *job)
+{
+    if (v->phase == RUNNING)
+        probe(v, job);
+    else
+        job->rc = pd_error_set(&job->error, PD_EDEVICE, "SELFTEST_FAILED",
+                               "the validator's self-test failed");
+}
+
 /* The oldest job into *job, or the self-test that is asked for into *order; false when it is time to
  * end. */
 static bool next_job(struct pd_validation *v, struct job **job, struct pd_selftest_order **order)
@@ -215,7 +225,7 @@ static void *run(void *ctx)
             obey(v, order);
             continue;
         }
-        probe(v, job);
+        answer(v, job);
         pthread_mutex_lock(&v->lock);
         note_backend(v); /* the device may have been retired */
         job->done = true;
@@ -273,13 +283,22 @@ static int violation(const struct pd_probe_result *result, struct pd_check_findi
     return PD_ECORRUPT;
 }
 
-/* Waits for the self-test, queues the job and waits for its verdict. */
-static int ask(struct pd_validation *v, struct job *job)
+/* Whether the latest self-test passed; waits for the first. */
+static bool may_serve(struct pd_validation *v)
 {
     pthread_mutex_lock(&v->lock);
     while (v->phase < RUNNING)
         pthread_cond_wait(&v->changed, &v->lock);
-    bool failed = v->phase == FAILED;
+    bool passed = v->phase == RUNNING;
+    pthread_mutex_unlock(&v->lock);
+    return passed;
+}
+
+/* Queues the job and waits for its verdict. */
+static int ask(struct pd_validation *v, struct job *job)
+{
+    pthread_mutex_lock(&v->lock);
+    bool failed = v->phase == FAILED; /* since the caller looked */
     if (!failed) {
         pd_list_push(&v->jobs, &job->link);
         pthread_cond_signal(&v->work);
@@ -299,7 +318,11 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
 {
     struct pd_validation *v = ctx;
     PD_MAGIC_CHECK(v, MAGIC);
-    if (strcmp(v->config->validate_backend, "off") == 0 || !is_chosen(v, &batch->key))
+    if (strcmp(v->config->validate_backend, "off") == 0)
+        return 0;
+    if (!may_serve(v))
+        return PD_EDEVICE;
+    if (!is_chosen(v, &batch->key))
         return 0;
     if (!has_time(v)) {
         count(v, PD_PROBED_NO_CPU_TIME);

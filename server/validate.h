@@ -5,7 +5,8 @@
  * Which batches are probed is decided by validate.fraction from the batch's key, so a rebuilt batch
  * is treated alike; on the CPU the probe may take validate.cpu_share of a core, batches beyond that
  * are served without it (and say so in their delivery part). The self-test runs first; batches wait
- * for it. If it fails nothing is served.
+ * for it, chosen or not. If it fails, now or when it is asked for again, no batch passes until one
+ * has succeeded (backend off: there is no self-test, and every batch passes).
  *
  * When full: each assemble thread has at most one batch in the queue. */
 #ifndef PD_SERVER_VALIDATE_H
@@ -21,7 +22,8 @@ struct pd_validation;
  * PD_EIO. */
 int pd_validation_start(const struct pd_config *config, struct pd_validation **validation,
                         struct pd_error *error) PD_MUST_CHECK;
-/* A pd_validate_fn with the validation as ctx: any thread but the validate thread. */
+/* A pd_validate_fn with the validation as ctx: any thread but the validate thread. PD_EDEVICE: the
+ * self-test has failed, or there is no validator; for every batch, chosen or not. */
 int pd_validation_probe(void *validation, struct pd_ready_batch *batch,
                         struct pd_check_finding *finding);
 /* The self-test once more, between two batches. One at a time; zeroed but for `done`. */

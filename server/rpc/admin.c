@@ -127,6 +127,7 @@ static void delete_job(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     copy_feed(ask->of.delete_job.feed, call);
     copy_job(ask->of.delete_job.job, call);
+    ask->of.delete_job.force = wire->force;
     pd_unary_submit(ask);
 }
 

@@ -1,6 +1,7 @@
 /* The gRPC server: binding, threads, start and stop.
  *
- * Place in the flow: packd.c starts it last and stops it first. N threads, each with one completion
+ * Place in the flow: packd.c starts it once everything it asks has started, and ends all
+ * calls before anything is stopped. N threads, each with one completion
  * queue; every queue keeps accepts posted, and a call stays where it was accepted. Invariant:
  * `live` counts every posted accept and every call; queues are shut down only when it is 0, so no
  * event can be posted to a queue that is going away. It knows no method.

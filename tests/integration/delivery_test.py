@@ -327,6 +327,23 @@ class DeliveryTest(unittest.TestCase):
                 stale.all()
             self.assertEqual(peer.error_detail(caught.exception).reason, "FENCED")
 
+    def test_a_job_in_use_is_deleted_only_with_force(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            call = peer.Fetch(packd.address, peer.open_job(packd.address))
+            self.assertEqual(call.next_message().waiting.step, 0)
+            with self.assertRaises(peer.grpc.RpcError) as caught:
+                peer.admin(packd.address, "DeleteJob", pb.DeleteJobRequest(job="train"))
+            self.assertEqual(caught.exception.code(), peer.grpc.StatusCode.FAILED_PRECONDITION)
+            self.assertEqual(peer.error_detail(caught.exception).reason, "IN_USE")
+            peer.admin(packd.address, "DeleteJob", pb.DeleteJobRequest(job="train", force=True))
+            with self.assertRaises(peer.grpc.RpcError) as caught:
+                call.next()
+            self.assertEqual(caught.exception.code(), peer.grpc.StatusCode.NOT_FOUND)
+            call.close()
+            # Nobody reads it any more: no force is needed.
+            peer.open_job(packd.address)
+            peer.admin(packd.address, "DeleteJob", pb.DeleteJobRequest(job="train"))
+
     def test_skip_steps_is_not_offered(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             with self.assertRaises(peer.grpc.RpcError) as caught:

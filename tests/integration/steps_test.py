@@ -12,7 +12,7 @@ import harness
 import peer
 
 FAILING = os.path.join(harness.TOP, "server", "packd_failing")
-STEPS = ("loop", "log", "serve", "validate", "assemble", "collector", "sequencer", "rpc", "http", "service")
+STEPS = ("loop", "log", "serve", "validate", "assemble", "collector", "sequencer", "rpc", "stopper", "http", "service")
 FEED = {"name": "default", "seq_len": 128, "window": 32}
 
 

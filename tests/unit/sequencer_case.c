@@ -52,6 +52,15 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *job)
     pthread_mutex_unlock(&serve->mutex);
 }
 
+uint32_t pd_serve_job_calls(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)
+{
+    pthread_mutex_lock(&serve->mutex);
+    PD_CHECK(feed_index < PD_COUNT_OF(serve->progress) && job_id < CASE_JOBS_MAX);
+    uint32_t calls = serve->calls;
+    pthread_mutex_unlock(&serve->mutex);
+    return calls;
+}
+
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)
 {
     pthread_mutex_lock(&serve->mutex);

@@ -20,6 +20,7 @@ struct pd_serve {
     uint32_t told[4];
     struct pd_job_info jobs[CASE_JOBS_MAX]; /* as opened, by job_id, of any feed */
     uint32_t opened, deleted;
+    uint32_t calls; /* open fetches, of every job */
 };
 
 struct seq_case {

@@ -458,6 +458,13 @@ static void test_job_commits(void **unused)
     /* a deleted job is gone; its name may be used again, its number is not */
     struct pd_request_delete_job delete = {
         .base.kind = PD_REQUEST_DELETE_JOB, .feed = "feed0", .job = "j"};
+    pthread_mutex_lock(&c.serve.mutex);
+    c.serve.calls = 2;
+    pthread_mutex_unlock(&c.serve.mutex);
+    assert_int_equal(seq_call(&c, &delete.base), PD_EMISMATCH);
+    assert_string_equal(delete.base.error.reason, "IN_USE");
+    assert_int_equal(c.serve.deleted, 0);
+    delete.force = true;
     assert_int_equal(seq_call(&c, &delete.base), 0);
     assert_int_equal(c.serve.deleted, 1);
     assert_int_equal(seq_call(&c, &delete.base), PD_ENOTFOUND);

@@ -548,6 +548,7 @@ static void test_job_view(void **state)
     assert_int_equal(view.rank_count, 1);
     assert_int_equal(view.ranks[0].dp_rank, 1);
     assert_int_equal(view.ranks[0].calls, 1);
+    assert_int_equal(pd_serve_job_calls(b.serve, 0, b.job.job_id), 1);
     assert_int_equal(view.ranks[0].delivered, 0); /* one of its two batches */
     assert_string_equal(view.ranks[0].client, "host-1");
     assert_false(view.ranks[0].waiting);
@@ -572,6 +573,7 @@ static void test_job_view(void **state)
     b.job.lowest_step = 1;
     pd_serve_job_opened(b.serve, &b.job);
     pd_serve_rank_calls(b.serve, &one, -1); /* of the old world: nobody's */
+    assert_int_equal(pd_serve_job_calls(b.serve, 0, b.job.job_id), 0);
     assert_int_equal(pd_serve_job_view(b.serve, 0, b.job.job_id, &view), 0);
     assert_int_equal(view.rank_count, 0);
     assert_int_equal(view.ready_batches, 0);

@@ -8,12 +8,15 @@
 #include "base/check.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -198,6 +201,90 @@ static void test_many_callers(void **state)
     pd_config_fini(&config);
 }
 
+/* Every self-test fails while set; linked in place of the validator's own (see BUILD). */
+static atomic_bool fails;
+int __real_pd_validator_selftest(struct pd_validator *validator, struct pd_selftest_report *report,
+                                 struct pd_error *error);
+int __wrap_pd_validator_selftest(struct pd_validator *validator, struct pd_selftest_report *report,
+                                 struct pd_error *error);
+int __wrap_pd_validator_selftest(struct pd_validator *validator, struct pd_selftest_report *report,
+                                 struct pd_error *error)
+{
+    return atomic_load(&fails) ? pd_error_set(error, PD_EINTERNAL, "SELFTEST_FAILED", "as asked")
+                               : __real_pd_validator_selftest(validator, report, error);
+}
+
+/* Asks 200 batches, all of which must give `expected`. */
+static void expect_all(struct pd_validation *validation, int expected)
+{
+    struct layout_case *c = two_samples();
+    for (uint64_t step = 0; step < 200; step++) {
+        struct pd_ready_batch batch = batch_of(c, step);
+        struct pd_check_finding finding = {0};
+        assert_int_equal(pd_validation_probe(validation, &batch, &finding), expected);
+    }
+    case_free(c);
+}
+
+struct order {
+    struct pd_selftest_order base;
+    sem_t done;
+};
+
+static void order_done(struct pd_selftest_order *base)
+{
+    sem_post(&PD_CONTAINER_OF(base, struct order, base)->done);
+}
+
+static void test_again(struct pd_validation *validation, bool passes)
+{
+    struct order order = {.base.done = order_done};
+    struct pd_validation_info info;
+    struct pd_error error;
+    struct timespec until;
+    assert_int_equal(sem_init(&order.done, 0, 0), 0);
+    assert_int_equal(pd_validation_selftest(validation, &order.base, &error), 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 60;
+    assert_int_equal(sem_timedwait(&order.done, &until), 0);
+    assert_int_equal(order.base.result == 0, passes);
+    sem_destroy(&order.done);
+    pd_validation_info(validation, &info);
+    assert_true(info.tested && info.passed == passes);
+}
+
+/* Whether a batch is chosen or not: nothing passes after a self-test that failed. */
+static void test_a_failed_self_test_stops_everything(void **state)
+{
+    (void)state;
+    static const double fractions[] = {0, 0.5};
+    for (size_t i = 0; i < PD_COUNT_OF(fractions); i++) {
+        struct pd_validation_info info;
+        struct pd_config config = config_of("cpu", fractions[i]);
+        atomic_store(&fails, true);
+        struct pd_validation *validation = started(&config);
+        expect_all(validation, PD_EDEVICE);
+        pd_validation_info(validation, &info);
+        assert_true(info.tested && !info.passed);
+        atomic_store(&fails, false);
+        test_again(validation, true);
+        expect_all(validation, 0);
+        atomic_store(&fails, true);
+        test_again(validation, false);
+        expect_all(validation, PD_EDEVICE);
+        atomic_store(&fails, false);
+        pd_validation_stop(validation);
+        pd_config_fini(&config);
+    }
+    struct pd_config off = config_of("off", 1);
+    atomic_store(&fails, true);
+    struct pd_validation *validation = started(&off);
+    expect_all(validation, 0);
+    pd_validation_stop(validation);
+    pd_config_fini(&off);
+    atomic_store(&fails, false);
+}
+
 static void test_stop_at_once(void **state)
 {
     (void)state;
@@ -212,6 +299,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good_batches_pass), cmocka_unit_test(test_faults_are_found),
         cmocka_unit_test(test_fraction),          cmocka_unit_test(test_many_callers),
+        cmocka_unit_test(test_a_failed_self_test_stops_everything),
         cmocka_unit_test(test_stop_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
