@@ -19,7 +19,7 @@ extern "C" {
     X(PD_EINVAL, -1, "invalid argument", INVALID_ARGUMENT)                        \
     X(PD_ENOMEM, -2, "out of memory", RESOURCE_EXHAUSTED)                         \
     X(PD_ELIMIT, -3, "over a limit", RESOURCE_EXHAUSTED)                          \
-    X(PD_EFULL, -4, "full", RESOURCE_EXHAUSTED)                                   \
+    X(PD_EFULL, -4, "full", UNAVAILABLE)                                          \
     X(PD_EAGAIN, -5, "not yet", UNAVAILABLE)                                      \
     X(PD_EEND, -6, "past the end", OUT_OF_RANGE)                                  \
     X(PD_ENOTFOUND, -7, "not found", NOT_FOUND)                                   \
@@ -63,8 +63,13 @@ struct pd_error {
 const char *pd_err_name(int code);
 const char *pd_err_text(int code);
 
+/* Makes `text` valid UTF-8 in place: a last character that was cut goes, any other byte that is no
+ * part of a character becomes '?'. What is on the wire in a protobuf string has to be UTF-8. */
+void pd_text_make_utf8(char *text);
+
 /* Fills *error (which may be NULL) and returns `code`, so that a failing path is one line: return
- * pd_error_set(...). Texts longer than the buffer are cut. */
+ * pd_error_set(...). Texts longer than the buffer are cut, and the text is UTF-8 whatever was put
+ * into it. */
 int pd_error_set(struct pd_error *error, int code, const char *reason, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 

@@ -23,7 +23,7 @@ static bool reason_in(const char *reason, const char *const *list, size_t count)
 
 bool pd_conn_retryable(const struct packd_error *error, const struct pd_rpc_failure *failure)
 {
-    static const char *const passing[] = {"STALL", "TOO_MANY_CALLS", "LOG_FULL"};
+    static const char *const passing[] = {"STALL", "TOO_MANY_CALLS"};
     switch (error->code) {
     case PACKD_EUNAVAIL:
     case PACKD_ETIMEDOUT:

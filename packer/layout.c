@@ -171,14 +171,24 @@ static int make_table(struct pd_batch *batch, struct pd_error *error)
     return 0;
 }
 
-uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t rows)
+static uint32_t real_max(const struct pd_layout_rules *rules, uint32_t segments_max)
+{
+    uint32_t fit = rules->seq_len / rules->seg_align;
+    return segments_max > 0 && segments_max < fit ? segments_max : fit;
+}
+
+uint64_t pd_layout_row_segments_max(const struct pd_layout_rules *rules, uint32_t segments_max)
 {
     /* Each further real segment adds one and takes away at most one padding segment, so the most
      * segments come with as many real ones as fit, each of the shortest slot. */
-    uint32_t fit = rules->seq_len / rules->seg_align;
-    uint32_t real =
-        rules->segments_max > 0 && rules->segments_max < fit ? rules->segments_max : fit;
-    uint64_t per_row = (uint64_t)real + pad_count(rules, rules->seq_len - real * rules->seg_align);
+    uint32_t real = real_max(rules, segments_max);
+    return (uint64_t)real + pad_count(rules, rules->seq_len - real * rules->seg_align);
+}
+
+uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t rows)
+{
+    uint32_t real = real_max(rules, rules->segments_max);
+    uint64_t per_row = pd_layout_row_segments_max(rules, rules->segments_max);
     uint64_t segments = rules->fixed_segments > 0 ? rules->fixed_segments : per_row * rows;
     uint64_t megatron = rules->fixed_segments > 0 ? rules->fixed_segments : (uint64_t)real * rows;
     uint64_t total = 0;

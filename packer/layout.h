@@ -32,6 +32,10 @@ int pd_layout_rules_check(const struct pd_layout_rules *rules,
  * PD_WIDTH_FIXED, else the smallest allowed one. */
 uint32_t pd_layout_width(const struct pd_layout_rules *rules, uint32_t widest_slots);
 
+/* The most segments a row can have with up to segments_max real ones (0: as many as fit), padding
+ * segments counted. */
+uint64_t pd_layout_row_segments_max(const struct pd_layout_rules *rules, uint32_t segments_max);
+
 /* The most payload bytes a batch of `rows` rows can take under these rules. */
 uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t rows);
 

@@ -20,9 +20,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ASSEMBLER_MAGIC 0x61736d62u
-#define ORDERS 4 /* jobs take turns: each finds its part still sorted */
+#define MAPPED_BYTES (1u << 20) /* payloads from here on are mappings of their own */
+#define ORDERS 4                /* jobs take turns: each finds its part still sorted */
 
 struct pd_assembler {
     uint32_t magic;
@@ -118,10 +120,15 @@ static struct pd_layout_rules rules_of(const struct pd_feed_config *feed)
     return rules;
 }
 
-/* What reading pack `number` said, in words. */
-static int read_failed(const struct pd_assemble_order *order, uint64_t number, int rc,
-                       struct pd_error *error)
+/* What reading pack `number` said, in words. Trimming takes the lowest packs: one that is missing
+ * above others has been lost. */
+static int read_failed(struct pd_assembler *a, const struct pd_assemble_order *order,
+                       uint64_t number, int rc, struct pd_error *error)
 {
+    uint64_t lowest;
+    if (rc == PD_ENOTFOUND && pd_log_lowest_pack(a->reader, order->key.feed_index, &lowest) == 0 &&
+        lowest < number)
+        rc = PD_ECORRUPT;
     if (rc == PD_ENOTFOUND)
         return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",
                             "pack %llu of step %llu of job %s is no longer in the log",
@@ -146,7 +153,7 @@ static int load_order(struct pd_assembler *a, const struct pd_assemble_order *or
     uint64_t failed;
     int rc = pd_step_order_load(order_at(a, order), a->reader, order->key.feed_index, &order->steps,
                                 &order->place, &failed);
-    return read_failed(order, failed, rc, error);
+    return read_failed(a, order, failed, rc, error);
 }
 
 /* The pack that is entry `entry` of the step. */
@@ -155,7 +162,7 @@ static int read_entry(struct pd_assembler *a, const struct pd_assemble_order *or
 {
     uint64_t number = pd_step_order_pack(order_at(a, order), &order->place, entry);
     int rc = pd_log_read_pack(a->reader, order->key.feed_index, number, pack);
-    return read_failed(order, number, rc, error);
+    return read_failed(a, order, number, rc, error);
 }
 
 /* ---- a step: totals over all its packs ---- */
@@ -503,6 +510,32 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
     return 0;
 }
 
+/* Large payloads bypass the heap: threads free what others allocated, and a heap keeps the holes, so
+ * that the process would take several times what memory.batches allows. */
+static uint8_t *payload_new(size_t bytes)
+{
+    if (bytes < MAPPED_BYTES)
+        return aligned_alloc(PD_ARRAY_ALIGN, bytes);
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                    -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void payload_free(uint8_t *payload, size_t bytes)
+{
+    if (bytes < MAPPED_BYTES)
+        free(payload);
+    else if (payload)
+        PD_CHECK(munmap(payload, bytes) == 0);
+}
+
+void pd_ready_batch_clear(struct pd_ready_batch *batch)
+{
+    payload_free(batch->payload, batch->batch.payload_bytes);
+    free(batch->header);
+    batch->payload = batch->header = NULL;
+}
+
 int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
                        struct pd_check_finding *finding, struct pd_error *error)
 {
@@ -511,7 +544,7 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     uint64_t began_ns = pd_clock_mono_ns();
     *finding = (struct pd_check_finding){0};
     a->measured = false; /* a damaged batch must be measured again */
-    uint8_t *payload = aligned_alloc(PD_ARRAY_ALIGN, a->batch.payload_bytes);
+    uint8_t *payload = payload_new(a->batch.payload_bytes);
     uint8_t *header = malloc(a->header_bytes);
     int rc = payload && header ? 0
                                : pd_error_set(error, PD_ENOMEM, "NO_MEMORY",
@@ -522,7 +555,7 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     if (rc == 0 && pd_header_pack(a->header, header, a->header_bytes) != 0)
         rc = pd_error_set(error, PD_EINTERNAL, "HEADER", "the header changed its size");
     if (rc != 0) {
-        free(payload);
+        payload_free(payload, a->batch.payload_bytes);
         free(header);
         return rc;
     }

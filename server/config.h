@@ -125,4 +125,8 @@ const struct pd_feed_config *pd_config_feed(const struct pd_config *config, cons
 uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
 void pd_config_fini(struct pd_config *config);
 
+/* The word for a feed's key whose value is one of several (strategy, 0: "exact"); NULL where the key
+ * is none of those or the number no value of it. Any thread. */
+const char *pd_feed_choice_name(const char *path, size_t size, uint32_t number);
+
 #endif

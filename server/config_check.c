@@ -163,6 +163,31 @@ static int check_jobs(const struct pd_feed_config *feed, struct pd_error *error)
     return 0;
 }
 
+/* Padding is in segments too: what one row can need has to fit, or its batches can never be built.
+ * Without max_segments the least is a row of one sample and padding. */
+static int check_fixed_segments(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    const struct pd_layout_rules *layout = &feed->layout;
+    uint32_t real = feed->rules.segments_max, fixed = layout->fixed_segments;
+    if (fixed == 0)
+        return 0;
+    if (real > fixed)
+        return contradiction(error, "BAD_FIXED_SEGMENTS",
+                             "max_segments is %u, more than fixed_segments %u holds", real, fixed);
+    if (feed->rules.seg_align == 0 || layout->pad_segment < feed->rules.seg_align ||
+        feed->rules.seq_len < feed->rules.seg_align)
+        return 0; /* refused with the other rules */
+    uint64_t need = pd_layout_row_segments_max(layout, real > 0 ? real : 1);
+    if (need <= fixed)
+        return 0;
+    return contradiction(error, "BAD_FIXED_SEGMENTS",
+                         "fixed_segments is %u; a row of seq_len %u can have %llu segments (%u of "
+                         "samples, the others padding of up to pad_segment %u); set fixed_segments "
+                         "to at least %llu for each row of a batch, or raise pad_segment",
+                         fixed, feed->rules.seq_len, (unsigned long long)need, real > 0 ? real : 1,
+                         layout->pad_segment, (unsigned long long)need);
+}
+
 static int check_shape(const struct pd_feed_config *feed, struct pd_error *error)
 {
     const struct pd_layout_rules *layout = &feed->layout;
@@ -171,10 +196,12 @@ static int check_shape(const struct pd_feed_config *feed, struct pd_error *error
                              "widths has %u entries but width is fixed; use width: step or batch, "
                              "or leave widths out",
                              layout->width_count);
-    if (layout->fixed_segments > 0 && feed->rules.segments_max > layout->fixed_segments)
-        return contradiction(error, "BAD_FIXED_SEGMENTS",
-                             "max_segments is %u, more than fixed_segments %u holds",
-                             feed->rules.segments_max, layout->fixed_segments);
+    return check_fixed_segments(feed, error);
+}
+
+static int check_values(const struct pd_feed_config *feed, struct pd_error *error)
+{
+    const struct pd_layout_rules *layout = &feed->layout;
     if (layout->cost.alpha == 0 && layout->cost.beta == 0)
         return contradiction(error, "BAD_COST", "cost.alpha and cost.beta are both 0; set one");
     if (feed->vocab_size > 0 &&
@@ -194,7 +221,8 @@ static int check_offered(const struct pd_feed_config *feed, struct pd_error *err
 static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
 {
     int (*const checks[])(const struct pd_feed_config *, struct pd_error *) = {
-        check_streams, check_sources, check_lanes, check_jobs, check_shape, check_offered,
+        check_streams, check_sources, check_lanes,   check_jobs,
+        check_shape,   check_values,  check_offered,
     };
     pd_feed_derive(feed);
     for (size_t i = 0; i < PD_COUNT_OF(checks); i++) {

@@ -325,6 +325,20 @@ int pd_key_set(const struct pd_key *key, void *base, const char *text, struct pd
     }
 }
 
+const char *pd_feed_choice_name(const char *path, size_t size, uint32_t number)
+{
+    for (size_t i = 0; i < pd_feed_keys.count; i++) {
+        const struct pd_key *key = &pd_feed_keys.keys[i];
+        if (key->kind != PD_KEY_CHOICE || strlen(key->path) != size ||
+            memcmp(key->path, path, size) != 0)
+            continue;
+        for (uint32_t at = 0; key->choices[at]; at++)
+            if (at == number)
+                return key->choices[at];
+    }
+    return NULL;
+}
+
 int pd_keys_default(const struct pd_key_table *table, void *base)
 {
     for (size_t i = 0; i < table->count; i++) {

@@ -17,6 +17,7 @@
 
 #define FILE_BYTES_MAX (4u << 20)
 #define PATH_MAX_BYTES 256
+#define DEPTH_MAX 32 /* the tables go no deeper than 6 */
 #define TABLE_KEYS_MAX 64
 
 /* The document and where in it we are. */
@@ -438,6 +439,43 @@ static int walk_document(yaml_parser_t *parser, struct pd_config *config, const 
     return rc;
 }
 
+static int depth_step(yaml_event_type_t type)
+{
+    switch (type) {
+    case YAML_SEQUENCE_START_EVENT:
+    case YAML_MAPPING_START_EVENT:
+        return 1;
+    case YAML_SEQUENCE_END_EVENT:
+    case YAML_MAPPING_END_EVENT:
+        return -1;
+    default:
+        return 0;
+    }
+}
+
+/* libyaml's time and memory grow with the square of the depth, so depth is bounded before the text
+ * is loaded. What is not YAML is left to the loader's words. */
+static int check_depth(const char *yaml, size_t size, const char *name, struct pd_error *error)
+{
+    yaml_parser_t parser;
+    yaml_event_t event;
+    int depth = 0, rc = 0;
+    bool more = true;
+    if (!yaml_parser_initialize(&parser))
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the configuration");
+    yaml_parser_set_input_string(&parser, (const unsigned char *)yaml, size);
+    while (more && rc == 0 && yaml_parser_parse(&parser, &event)) {
+        depth += depth_step(event.type);
+        more = event.type != YAML_STREAM_END_EVENT;
+        if (depth > DEPTH_MAX)
+            rc = pd_error_set(error, PD_EINVAL, "BAD_YAML", "%s:%zu: nested deeper than %d", name,
+                              event.start_mark.line + 1, DEPTH_MAX);
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return rc;
+}
+
 int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, const char *name,
                     struct pd_error *error)
 {
@@ -448,6 +486,11 @@ int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, con
                                 name, size, FILE_BYTES_MAX);
     if (rc != 0)
         return rc;
+    rc = check_depth(yaml, size, name, error);
+    if (rc != 0) {
+        pd_config_fini(&made);
+        return rc;
+    }
     yaml_parser_t parser;
     if (!yaml_parser_initialize(&parser)) {
         pd_config_fini(&made);

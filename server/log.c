@@ -171,7 +171,8 @@ void pd_log_die(const struct pd_log *log, const char *what, const char *why)
 {
     pd_log(PD_LOG_ERROR, "log_failed",
            "path=\"%s\" what=\"%s\" reason=\"%s\" text=\"the log can no longer be trusted; "
-           "packd stops here and replays it at the next start\"",
+           "packd stops here; what was committed is read again at the next start, and a damaged "
+           "file stays damaged: put a backup in its place\"",
            log->path, what, why);
     _exit(EXIT_LOG_FAILED);
 }
@@ -334,6 +335,22 @@ static int open_environment(struct pd_log *log, struct pd_error *error)
     return rc ? open_error(log, rc, "open", error) : 0;
 }
 
+/* LMDB would begin an empty log where its file is gone; only what was made beside it tells. */
+static int check_present(const struct pd_log *log, struct pd_error *error)
+{
+    char data[4096], lock[4096];
+    struct stat file;
+    snprintf(data, sizeof data, "%s/data.mdb", log->path);
+    snprintf(lock, sizeof lock, "%s/lock.mdb", log->path);
+    bool gone = stat(data, &file) != 0 ? errno == ENOENT : file.st_size == 0;
+    if (!gone || stat(lock, &file) != 0)
+        return 0;
+    return pd_error_set(error, PD_ECORRUPT, "LOG_MISSING",
+                        "'%s' held a log (lock.mdb is there) and data.mdb is missing or empty: put "
+                        "it back, or remove lock.mdb to begin an empty log",
+                        log->path);
+}
+
 /* A page that the map promises and the file lacks would be a SIGBUS later. */
 static int check_file(struct pd_log *log, struct pd_error *error)
 {
@@ -408,6 +425,35 @@ static int open_tables(struct pd_log *log, struct pd_error *error)
     return rc ? open_error(log, rc, "tables", error) : 0;
 }
 
+/* The counts of LMDB's meta page have no digest: what cannot be is damage. */
+static int check_counts(struct pd_log *log, struct pd_error *error)
+{
+    MDB_envinfo info;
+    uint64_t sum = 0;
+    int rc = mdb_env_info(log->env, &info);
+    if (rc)
+        return open_error(log, rc, "info", error);
+    uint64_t pages = (uint64_t)info.me_last_pgno + 1;
+    for (int db = -2; db < PD_DB_COUNT; db++) {
+        MDB_stat stat;
+        rc = mdb_stat(log->txn, db < 0 ? (MDB_dbi)(db + 2) : log->dbs[db], &stat);
+        if (rc)
+            return open_error(log, rc, "counts", error);
+        const uint64_t counts[] = {stat.ms_branch_pages, stat.ms_leaf_pages,
+                                   stat.ms_overflow_pages};
+        for (int i = 0; i < 3; i++) {
+            uint64_t count = counts[i];
+            sum += count <= pages ? count : pages + 1;
+        }
+    }
+    if (sum <= pages)
+        return 0;
+    return pd_error_set(
+        error, PD_ECORRUPT, "LOG_DAMAGED",
+        "'%s/data.mdb' is damaged: its tables count more pages than the %llu it has", log->path,
+        (unsigned long long)pages);
+}
+
 static int open_identity(struct pd_log *log, struct pd_error *error)
 {
     uint8_t id[16];
@@ -442,6 +488,8 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!rc)
         rc = take_lock(log, error);
     if (!rc)
+        rc = check_present(log, error);
+    if (!rc)
         rc = open_environment(log, error);
     if (!rc)
         rc = check_file(log, error);
@@ -450,6 +498,8 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
         pd_log_check_readers(log);
         rc = open_tables(log, error);
     }
+    if (!rc)
+        rc = check_counts(log, error);
     if (!rc)
         rc = open_identity(log, error);
     if (rc) {

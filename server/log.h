@@ -30,7 +30,8 @@ struct pd_log_options {
 
 /* Opens or creates the log and takes the directory's lock. PD_EEXIST: another daemon holds it
  * (the text names its pid); PD_EIO, PD_EFULL NO_SPACE: the path and the system's reason;
- * PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place. */
+ * PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place,
+ * or LOG_MISSING: a directory that held a log has no data.mdb. */
 int pd_log_open(const struct pd_log_options *options, struct pd_log **log, struct pd_error *error)
     PD_MUST_CHECK;
 void pd_log_close(struct pd_log *log);
@@ -53,6 +54,8 @@ void pd_log_reader_end(struct pd_log_reader *reader);
  * PD_ECORRUPT: damaged, or not what the chain of plan digests says. PD_ENOMEM. */
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                      struct pd_pack *pack) PD_MUST_CHECK;
+/* The lowest pack of the feed that the log has. PD_ENOTFOUND: none. */
+int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number) PD_MUST_CHECK;
 /* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls
  * for one block are cheap). */
 int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block,

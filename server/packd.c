@@ -57,7 +57,7 @@ struct daemon {
     struct pd_options options;
     enum state state;
     uv_loop_t loop;
-    uv_signal_t signals[3];
+    uv_signal_t signals[4];
     uv_async_t bell;
     uv_timer_t watchdog;
     struct pd_log *log;
@@ -164,7 +164,7 @@ static void on_signal(uv_signal_t *handle, int number)
         pd_log(PD_LOG_WARN, "stopped", "text=\"second signal: ended at once; the log is whole\"");
         _exit(1);
     }
-    begin_end(d, number == SIGTERM ? "SIGTERM" : "SIGINT");
+    begin_end(d, number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGQUIT");
 }
 
 /* Rung by Admin.Drain and by the stopper. */
@@ -222,7 +222,7 @@ static int no_loop(int failed, struct pd_error *error)
 
 static int start_loop(void *ctx, struct pd_error *error)
 {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     struct daemon *d = ctx;
     int failed = uv_loop_init(&d->loop);
     if (failed != 0)
@@ -350,7 +350,7 @@ static void stop_rpc_step(void *ctx)
 {
     struct daemon *d = ctx;
     if (!atomic_load(&d->rpc_stopped))
-        pd_rpc_stop(d->rpc, 0);
+        pd_rpc_stop(d->rpc, 1000000000u); /* there are no calls: it takes no time */
     pd_rpc_free(d->rpc);
 }
 
@@ -534,6 +534,7 @@ int main(int argc, char **argv)
 {
     struct daemon d = {.state = STARTING};
     struct pd_error error = {0};
+    pd_process_block_signals(); /* one that comes before the loop runs ends the daemon in order */
     if (pd_options_parse(&d.options, argc, argv, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 2;
@@ -542,6 +543,8 @@ int main(int argc, char **argv)
         return pd_options_help(stdout) != 0;
     if (d.options.version)
         return printf("packd %s\n", PD_VERSION) < 0;
+    if (d.options.check_config)
+        pd_process_unblock_signals();
     if (pd_process_log_setup(&error) != 0 ||
         pd_options_config(&d.options, &d.config, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);

@@ -17,6 +17,7 @@
 
 #define MMAP_THRESHOLD_BYTES (32 << 20)
 #define TRIM_THRESHOLD_BYTES (64 << 20)
+#define ARENAS_MAX 2 /* each keeps what was freed in it; the default is eight a core */
 
 static const char *build_text = "";
 
@@ -37,6 +38,7 @@ static void own_signals(sigset_t *set)
     sigaddset(set, SIGTERM);
     sigaddset(set, SIGINT);
     sigaddset(set, SIGHUP);
+    sigaddset(set, SIGQUIT);
 }
 
 /* Every connection and log file is a descriptor; the soft limit is often 1,024. */
@@ -57,11 +59,18 @@ void pd_process_setup(const char *build)
     pd_panic_set_hook(panic_hook);
     mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
     mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
+    mallopt(M_ARENA_MAX, ARENAS_MAX);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
+    raise_descriptors();
+}
+
+void pd_process_block_signals(void)
+{
     sigset_t set;
     own_signals(&set);
     PD_CHECK(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0);
-    raise_descriptors();
 }
 
 void pd_process_unblock_signals(void)

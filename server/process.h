@@ -5,10 +5,11 @@
 
 #include "base/err.h"
 
-/* Allocator settings, SIGPIPE ignored, SIGTERM, SIGINT and SIGHUP blocked (threads made later
- * inherit that), RLIMIT_NOFILE raised to its hard limit, the main thread named, the panic hook set.
- * `build` (static) is printed by a panic. */
+/* Allocator settings, SIGPIPE, SIGUSR1 and SIGUSR2 ignored, RLIMIT_NOFILE raised to its hard limit,
+ * the main thread named, the panic hook set. `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
+/* Keeps SIGTERM, SIGINT, SIGQUIT and SIGHUP for later; threads made afterwards inherit that. */
+void pd_process_block_signals(void);
 /* Lets the main thread take signals again, once all other threads exist. */
 void pd_process_unblock_signals(void);
 /* Reads PACKD_LOG_LEVEL and PACKD_LOG_FORMAT. PD_EINVAL names the variable. */

@@ -134,6 +134,16 @@ static bool may_change(const struct pd_feed_config *config, struct text key)
            (text_is(key, "streams") || text_is(key, "stream_count"));
 }
 
+/* A setting as the configuration's file says it: the log has choices as numbers. */
+static struct text in_words(struct text key, struct text value)
+{
+    if (value.size != 1)
+        return value;
+    const char *word =
+        pd_feed_choice_name(key.data, key.size, (uint32_t)((uint8_t)value.data[0] - (uint8_t)'0'));
+    return word ? (struct text){.data = word, .size = strlen(word)} : value;
+}
+
 /* The settings of a feed with data against those in the file. */
 static int compare_settings(const struct pd_seq_feed *feed, const struct pd_buf *wanted,
                             struct pd_error *error)
@@ -150,6 +160,8 @@ static int compare_settings(const struct pd_seq_feed *feed, const struct pd_buf 
                                 feed->name);
         bool same =
             value.size == new_value.size && memcmp(value.data, new_value.data, value.size) == 0;
+        value = in_words(key, value);
+        new_value = in_words(key, new_value);
         if (!same && !may_change(feed->config, key))
             return pd_error_set(
                 error, PD_EMISMATCH, "FIXED_KEY",

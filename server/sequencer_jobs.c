@@ -273,6 +273,30 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
         job->delivered = request->first_step;
 }
 
+static bool step_exists(const struct pd_seq_feed *feed, uint64_t first_pack, uint32_t step_packs,
+                        uint64_t step)
+{
+    return step <= UINT32_MAX && first_pack + step * step_packs < feed->packs;
+}
+
+/* A checkpoint holds steps that were received, and those are planned: another step is a slip, and
+ * planning up to it would use up the log. `job` is NULL for a new one. */
+static int check_resume(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                        const struct pd_request_open_job *request, struct pd_error *error)
+{
+    uint64_t first_pack = job ? job->first_pack : 0;
+    uint32_t step_packs = request->spec.step_packs;
+    if (!request->has_resume_step ||
+        step_exists(feed, first_pack, step_packs, request->resume_step))
+        return 0;
+    uint64_t packs = feed->packs > first_pack ? feed->packs - first_pack : 0;
+    return pd_error_set(error, PD_ERANGE, "STEP_NOT_PLANNED",
+                        "job '%s': resume_step %llu, but only %llu steps of feed '%s' are planned: "
+                        "no checkpoint of this log holds it",
+                        request->spec.name, (unsigned long long)request->resume_step,
+                        (unsigned long long)((packs + step_packs - 1) / step_packs), feed->name);
+}
+
 int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *request)
 {
     struct pd_error *error = &request->base.error;
@@ -280,12 +304,12 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
     int rc = pd_seq_feed_named(seq, request->feed, &feed, error);
     if (!rc)
         rc = check_open(seq, feed, request, error);
-    if (!rc && request->has_resume_step && request->resume_step > UINT32_MAX)
-        rc = pd_error_set(error, PD_EINVAL, "BAD_RANGE", "job '%s': resume_step %llu is not a step",
-                          request->spec.name, (unsigned long long)request->resume_step);
     if (rc)
         return rc;
     struct pd_seq_job *job = job_find(feed, request->spec.name);
+    rc = check_resume(feed, job, request, error);
+    if (rc)
+        return rc;
     request->created = !job;
     rc = job ? enter_world(seq, feed, job, request, error)
              : add_job(seq, feed, request, &job, error);
@@ -295,11 +319,6 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
 }
 
 /* ---- Commit ---- */
-
-static bool step_exists(const struct pd_seq_feed *feed, const struct pd_seq_job *job, uint64_t step)
-{
-    return step <= UINT32_MAX && job->first_pack + step * job->spec.step_packs < feed->packs;
-}
 
 static void remember_commit(struct pd_seq_job *job, uint64_t step, uint64_t wall_ns)
 {
@@ -324,7 +343,8 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
                             "job '%s' is at generation %llu, this commit comes from %llu",
                             request->job, (unsigned long long)job->generation,
                             (unsigned long long)request->generation);
-    if (request->step > request->fetched || !step_exists(feed, job, request->step))
+    if (request->step > request->fetched ||
+        !step_exists(feed, job->first_pack, job->spec.step_packs, request->step))
         return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
                             "job '%s' commits step %llu, but has received no more than step %llu",
                             request->job, (unsigned long long)request->step,

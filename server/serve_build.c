@@ -193,9 +193,7 @@ static int validate(struct pd_serve *serve, struct pd_ready_batch *ready,
     int rc = serve->validate ? serve->validate(serve->validate_ctx, ready, finding) : 0;
     if (rc == 0)
         return 0;
-    free(ready->payload);
-    free(ready->header);
-    ready->payload = ready->header = NULL;
+    pd_ready_batch_clear(ready);
     if (rc == PD_ECORRUPT)
         return pd_error_set(error, rc, "VIOLATION",
                             "step %llu micro %u dp_rank %u fails the rule %s: %s",

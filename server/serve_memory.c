@@ -30,6 +30,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "server/assemble.h"
 #include "server/metrics.h"
 
 #include <stdlib.h>
@@ -47,8 +48,7 @@ void pd_box_free(struct pd_box *box)
 {
     PD_MAGIC_CHECK(box, PD_BOX_MAGIC);
     box->magic = 0;
-    free(box->ready.payload);
-    free(box->ready.header);
+    pd_ready_batch_clear(&box->ready);
     free(box);
 }
 

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #define ERROR_KEY "packd-error-bin"
+#define FULL_RETRY_MS 1000 /* what is full drains no sooner than steps are trained on */
 
 static struct pd_call *call_of(void *pointer)
 {
@@ -259,6 +260,8 @@ void pd_call_fail_detail(struct pd_call *call, const struct pd_error *error,
 {
     if (pd_call_is_over(call))
         return;
+    if (error->code == PD_EFULL && detail->retry_after_ms == 0)
+        detail->retry_after_ms = FULL_RETRY_MS;
     detail->reason = (char *)error->reason;
     detail->text = (char *)error->text;
     detail->log_id = (char *)pd_log_id(call->thread->rpc->options.log);

@@ -95,8 +95,7 @@ static void make_ok(struct bench *b, const struct pd_assemble_order *order,
 
 static void let_go(struct pd_ready_batch *ready)
 {
-    free(ready->payload);
-    free(ready->header);
+    pd_ready_batch_clear(ready);
 }
 
 static void totals_add(Packd__V1__Totals *sum, const Packd__V1__Totals *one, double *weight,
@@ -403,6 +402,10 @@ static void test_trimmed_step(void **state)
     struct pd_assemble_order order = order_of(&b, 0, 1, 1);
     assert_int_equal(make(&b, &order, &ready, &finding, &error), PD_ERANGE);
     assert_string_equal(error.reason, "STEP_TRIMMED");
+    b.log->trimmed_packs = 0;
+    b.log->lost_pack = order.place.first_pack + 1; /* above others: no trimming did that */
+    assert_int_equal(make(&b, &order, &ready, &finding, &error), PD_ECORRUPT);
+    assert_string_equal(error.reason, "CHECKSUM");
     bench_fini(&b);
 }
 

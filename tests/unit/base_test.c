@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -100,6 +101,38 @@ static void test_names(void **state)
     assert_non_null(strstr(error.text, "0x2f"));
 }
 
+static void expect_utf8(const char *bytes, const char *expected)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%s", bytes);
+    pd_text_make_utf8(text);
+    assert_string_equal(text, expected);
+}
+
+/* Whatever a client sent and a text repeats, and wherever the buffer ends: the text is UTF-8. */
+static void test_texts_are_utf8(void **state)
+{
+    (void)state;
+    expect_utf8("", "");
+    expect_utf8("a\u00e9\u20ac\U0001f600z", "a\u00e9\u20ac\U0001f600z");
+    expect_utf8("a\xe2\x82", "a");
+    expect_utf8("a\xf0\x9f\x98", "a");
+    expect_utf8("a\xff\x80z\xc3", "a??z");
+    expect_utf8("\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80", "?????????");
+    expect_utf8("\xe2(\xa1", "?(?");
+    struct pd_error error;
+    char euros[3 * PD_TEXT_MAX + 1];
+    for (size_t i = 0; i < PD_TEXT_MAX; i++)
+        memcpy(euros + 3 * i, "\u20ac", 4);
+    for (size_t ahead = 0; ahead < 3; ahead++) {
+        (void)pd_error_set(&error, PD_EINVAL, "BAD_NAME", "%.*s%s", (int)ahead, "ab", euros);
+        size_t size = strlen(error.text), put = ahead < 2 ? ahead : 2;
+        assert_true((size - put) % 3 == 0 && size + 3 >= sizeof error.text - 1);
+        (void)pd_error_prefix(&error, PD_EINVAL, "%s", "where");
+        assert_true((strlen(error.text) - put - strlen("where: ")) % 3 == 0);
+    }
+}
+
 static void test_units(void **state)
 {
     (void)state;
@@ -158,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_errors),          cmocka_unit_test(test_bytes_round_trip),
         cmocka_unit_test(test_varint_too_long), cmocka_unit_test(test_names),
         cmocka_unit_test(test_units),           cmocka_unit_test(test_list),
+        cmocka_unit_test(test_texts_are_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,7 @@ static void test_what_passes(void **state)
     assert_true(passes(PACKD_EUNAVAIL, "DRAINING", false, 0));
     assert_true(passes(PACKD_EINTERNAL, "TRANSPORT", true, 0));
     assert_true(passes(PACKD_ELIMIT, "STALL", false, 0));
-    assert_true(passes(PACKD_ELIMIT, "LOG_FULL", false, 0));
+    assert_true(passes(PACKD_EUNAVAIL, "LOG_FULL", false, 1000));
     assert_true(passes(PACKD_EMISMATCH, "HALTED", false, 500));
     assert_false(passes(PACKD_ELIMIT, "CREDIT", false, 0));
     assert_false(passes(PACKD_EFENCED, "FENCED", false, 0));

@@ -254,7 +254,16 @@ static void test_rules_across_keys(void **state)
     refused("feeds: [{jobs: [{name: a}, {name: a}]}]\n", PD_EINVAL, "jobs: 'a' is there twice");
     refused("feeds: [{fixed_segments: 4, max_segments: 5}]\n", PD_EINVAL,
             "more than fixed_segments 4");
+    refused("feeds: [{seq_len: 64, fixed_segments: 1}]\n", PD_EINVAL, "to at least 2 for each row");
+    refused("feeds: [{seq_len: 64, max_segments: 3, pad_segment: 16, fixed_segments: 6}]\n",
+            PD_EINVAL, "can have 7 segments (3 of samples");
+    accepted("feeds: [{seq_len: 64, max_segments: 3, pad_segment: 16, fixed_segments: 7}]\n");
     refused("feeds: [{cost: {alpha: 0, beta: 0}}]\n", PD_EINVAL, "both 0");
+    static char deep[100001]; /* quadratic time where depth is not bounded */
+    memset(deep, '{', sizeof deep - 1);
+    refused(deep, PD_EINVAL, "nested deeper than 32");
+    memset(deep, '[', sizeof deep - 1);
+    refused(deep, PD_EINVAL, "nested deeper than 32");
     refused("feeds: [{vocab_size: 10, pad_id: 10}]\n", PD_EINVAL,
             "pad_id is 10, outside vocab_size 10");
     refused("memory: {ingest: 1MiB}\nlimits: {max_sample_bytes: 1MiB}\n", PD_EINVAL,

@@ -159,8 +159,7 @@ static int assemble(struct pd_assembler *assembler, const struct forged *f, uint
     if (rc == 0)
         rc = pd_assembler_build(assembler, &ready, &finding, error);
     pd_assembler_end(assembler);
-    free(ready.payload);
-    free(ready.header);
+    pd_ready_batch_clear(&ready);
     return rc;
 }
 
@@ -268,6 +267,29 @@ static void test_everything_moves_a_token(void **unused)
     forged_fini(&f);
 }
 
+/* A plan that is missing between others: lost, not trimmed. */
+static void test_plan_is_lost(void **unused)
+{
+    (void)unused;
+    struct forged f;
+    MDB_env *env;
+    MDB_txn *txn;
+    MDB_dbi dbi;
+    forged_init(&f);
+    assert_int_equal(mdb_env_create(&env), 0);
+    assert_int_equal(mdb_env_set_maxdbs(env, 16), 0);
+    assert_int_equal(mdb_env_open(env, f.c.dir, 0, 0600), 0);
+    assert_int_equal(mdb_txn_begin(env, NULL, 0, &txn), 0);
+    assert_int_equal(mdb_dbi_open(txn, pd_log_db_names[PD_DB_PLANS], 0, &dbi), 0);
+    struct pd_log_key at = pd_log_key_plan(0, HURT);
+    MDB_val key = {at.size_bytes, at.bytes};
+    assert_int_equal(mdb_del(txn, dbi, &key, NULL), 0);
+    assert_int_equal(mdb_txn_commit(txn), 0);
+    mdb_env_close(env);
+    check_refused(&f, "CHECKSUM");
+    forged_fini(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_plan_cuts_a_sample),
         cmocka_unit_test(test_head_moves_a_token),
         cmocka_unit_test(test_everything_moves_a_token),
+        cmocka_unit_test(test_plan_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

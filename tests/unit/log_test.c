@@ -183,6 +183,52 @@ static void test_truncated(void **unused)
     assert_string_equal(error.reason, "LOG_TRUNCATED");
 }
 
+static void test_missing(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    char path[600];
+    seq_case_dir(&c, "missing");
+    pd_log_close(open_log(c.dir, PD_DURABILITY_FSYNC));
+    snprintf(path, sizeof path, "%s/data.mdb", c.dir);
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(try_open(c.dir, &error), PD_ECORRUPT);
+    assert_int_equal(unlink(path), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(try_open(c.dir, &error), PD_ECORRUPT);
+        assert_string_equal(error.reason, "LOG_MISSING");
+        assert_non_null(strstr(error.text, "remove lock.mdb"));
+    }
+    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_open(c.dir, &error), 0);
+}
+
+/* A flipped bit in the counts of both meta pages: used pages far beyond the file. */
+static void test_counts_damaged(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    char path[600];
+    seq_case_dir(&c, "counts");
+    pd_log_close(open_log(c.dir, PD_DURABILITY_FSYNC));
+    snprintf(path, sizeof path, "%s/data.mdb", c.dir);
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    for (off_t at = 67; at < 8192; at += 4096) {
+        uint8_t byte;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    close(fd);
+    assert_int_equal(try_open(c.dir, &error), PD_ECORRUPT);
+    assert_string_equal(error.reason, "LOG_DAMAGED");
+    assert_non_null(strstr(error.text, "count more pages"));
+}
+
 /* The child of a fork: cuts the file off under the open log, and reads. */
 static void read_cut_off(const char *dir)
 {
@@ -491,6 +537,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
         cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_missing),     cmocka_unit_test(test_counts_damaged),
         cmocka_unit_test(test_truncated),   cmocka_unit_test(test_fault),
         cmocka_unit_test(test_failed_sync), cmocka_unit_test(test_bodies),
         cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),

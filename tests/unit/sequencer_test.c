@@ -484,6 +484,13 @@ static void test_worlds(void **unused)
     new_committed(&c, "worlds");
     struct pd_request_open_job open = seq_job_request("feed0", "j", 1, 4, 1, "w2");
     open.has_resume_step = true;
+    open.resume_step = 5000000; /* no checkpoint holds it: nothing moves */
+    assert_int_equal(seq_call(&c, &open.base), PD_ERANGE);
+    assert_string_equal(open.base.error.reason, "STEP_NOT_PLANNED");
+    assert_non_null(strstr(open.base.error.text, "5000000"));
+    assert_int_equal(c.serve.jobs[0].generation, 1);
+    open.resume_step = UINT64_MAX;
+    assert_int_equal(seq_call(&c, &open.base), PD_ERANGE);
     open.resume_step = 1;
     assert_int_equal(seq_call(&c, &open.base), 0);
     assert_int_equal(open.generation, 2);
@@ -631,6 +638,13 @@ static void test_fixed_keys(void **unused)
     assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
     assert_string_equal(error.reason, "FIXED_KEY");
     assert_non_null(strstr(error.text, "seq_len is '128' in the log and '64'"));
+    c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 128;
+    c.config.feeds[0].rules.over_length = PD_OVER_SPLIT;
+    assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
+    assert_non_null(strstr(error.text, "is 'reject' in the log and 'split'"));
+    c.config.feeds[0].rules.over_length = PD_OVER_REJECT;
+    c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 64;
+    assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 128;
     c.config.feeds[0].streams_to_end = 1; /* how a feed ends may be said later */
     seq_start(&c);

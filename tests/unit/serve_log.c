@@ -227,7 +227,15 @@ static int find_pack(struct pd_log_reader *reader, uint64_t number)
 {
     PD_CHECK(reader->open);
     bool there = number < reader->log->pack_count && number >= reader->log->trimmed_packs;
-    return there ? 0 : PD_ENOTFOUND;
+    bool lost = number > 0 && number == reader->log->lost_pack;
+    return there && !lost ? 0 : PD_ENOTFOUND;
+}
+
+int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number)
+{
+    (void)feed;
+    *number = reader->log->trimmed_packs;
+    return *number < reader->log->pack_count ? 0 : PD_ENOTFOUND;
 }
 
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,

@@ -35,6 +35,7 @@ struct pd_log {
     uint64_t damaged_seq;
     atomic_int damaged_reads;
     atomic_uint_fast64_t trimmed_packs; /* packs below are gone */
+    uint64_t lost_pack;                 /* is gone too; 0: none */
 };
 
 struct pd_log *serve_log_new(const struct serve_log_options *options);
