@@ -59,7 +59,6 @@ PUT(u16, uint16_t)
 PUT(u32, uint32_t)
 PUT(u64, uint64_t)
 PUT(f32, float)
-PUT(f64, double)
 
 void pd_buf_put_varint(struct pd_buf *buf, uint64_t value)
 {
@@ -107,7 +106,6 @@ READ(u16, uint16_t)
 READ(u32, uint32_t)
 READ(u64, uint64_t)
 READ(f32, float)
-READ(f64, double)
 
 uint64_t pd_reader_varint(struct pd_reader *reader)
 {

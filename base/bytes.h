@@ -28,7 +28,6 @@ void pd_buf_put_u16(struct pd_buf *buf, uint16_t value);
 void pd_buf_put_u32(struct pd_buf *buf, uint32_t value);
 void pd_buf_put_u64(struct pd_buf *buf, uint64_t value);
 void pd_buf_put_f32(struct pd_buf *buf, float value);
-void pd_buf_put_f64(struct pd_buf *buf, double value);
 /* LEB128, at most 10 bytes. */
 void pd_buf_put_varint(struct pd_buf *buf, uint64_t value);
 /* varint length, then the bytes. */
@@ -46,7 +45,6 @@ uint16_t pd_reader_u16(struct pd_reader *reader);
 uint32_t pd_reader_u32(struct pd_reader *reader);
 uint64_t pd_reader_u64(struct pd_reader *reader);
 float pd_reader_f32(struct pd_reader *reader);
-double pd_reader_f64(struct pd_reader *reader);
 uint64_t pd_reader_varint(struct pd_reader *reader);
 /* The next `size` bytes in place, or NULL (and failed). */
 const uint8_t *pd_reader_bytes(struct pd_reader *reader, size_t size);

@@ -46,18 +46,6 @@ static inline struct pd_link *pd_list_pop(struct pd_link *list)
     return link;
 }
 
-/* Moves everything from `from` to the empty list `to`. */
-static inline void pd_list_take(struct pd_link *to, struct pd_link *from)
-{
-    pd_list_init(to);
-    if (pd_list_empty(from))
-        return;
-    *to = *from;
-    to->next->prev = to;
-    to->prev->next = to;
-    pd_list_init(from);
-}
-
 #define PD_LIST_EACH(at, list) for (struct pd_link *at = (list)->next; at != (list); at = at->next)
 
 #endif

@@ -54,7 +54,7 @@ int pd_backend_cpu_new(struct pd_backend **backend, struct pd_error *error)
 {
     struct cpu_backend *cpu = calloc(1, sizeof(*cpu));
     if (!cpu)
-        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY",
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY",
                             "validator: no memory for the CPU backend");
     cpu->base = (struct pd_backend){
         .name = "cpu",

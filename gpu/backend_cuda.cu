@@ -296,7 +296,7 @@ extern "C" int pd_backend_cuda_new(const struct pd_validator_limits *limits,
     struct cuda_backend *self = (struct cuda_backend *)calloc(1, sizeof(*self));
     *backend = NULL;
     if (!self)
-        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY", "cuda: no memory for the backend");
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "cuda: no memory for the backend");
     self->base.name = "cuda";
     self->base.is_device = true;
     self->base.attention = cuda_attention;

@@ -330,7 +330,7 @@ int pd_selftest_run(struct pd_backend *backend, struct pd_selftest_report *repor
     snprintf(report->backend, sizeof(report->backend), "%s", backend->name);
     struct scratch *scratch = aligned_alloc(64, (sizeof(*scratch) + 63) / 64 * 64);
     if (!scratch)
-        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY", "self-test: no memory for %zu bytes",
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "self-test: no memory for %zu bytes",
                             sizeof(*scratch));
     struct run run = {backend, report, scratch, error, 20240229};
     int rc = test_attention(&run);

@@ -104,7 +104,7 @@ int pd_validator_adopt(struct pd_backend **backend, const struct pd_validator_li
     }
     pd_validator_free(v);
     return rc == PD_ENOMEM
-               ? pd_error_set(error, rc, "OUT_OF_MEMORY",
+               ? pd_error_set(error, rc, "NO_MEMORY",
                               "validator: no memory for batches of %u tokens", limits->tokens_max)
                : rc;
 }

@@ -254,12 +254,6 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
     return 0;
 }
 
-struct pd_cursor pd_planner_cursor(const struct pd_planner *planner, uint32_t lane)
-{
-    PD_CHECK(lane < planner->lanes.count);
-    return planner->lanes.lane[lane].cursor;
-}
-
 static uint64_t lower(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;

@@ -570,8 +570,8 @@ int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *r
     if (making.token_digests && making.label_digests && making.run_ends && making.found)
         rc = make(&making, head, rejects);
     if (rc != 0)
-        (void)pd_error_set(error, rc, "MEMORY", "no memory for the head of a block of %zu samples",
-                           n);
+        (void)pd_error_set(error, rc, "NO_MEMORY",
+                           "no memory for the head of a block of %zu samples", n);
     free(making.found);
     free(making.run_ends);
     free(making.label_digests);

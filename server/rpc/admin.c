@@ -227,7 +227,7 @@ static void self_test(struct pd_call *call, grpc_byte_buffer *buffer)
     struct pd_ask *ask = test ? pd_ask_new(call, PD_REQUEST_FLUSH, on_tested) : NULL;
     int rc = ask ? 0 : PD_ENOMEM;
     if (!test)
-        (void)pd_call_fail_with(call, PD_ENOMEM, "MEMORY", "no memory for a self-test");
+        (void)pd_call_fail_with(call, PD_ENOMEM, "NO_MEMORY", "no memory for a self-test");
     if (rc == 0) {
         *test = (struct selftest){.order = {.done = on_selftest}, .ask = ask};
         ask->context = test;

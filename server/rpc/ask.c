@@ -29,7 +29,7 @@ struct pd_ask *pd_ask_new(struct pd_call *call, enum pd_request_kind kind,
     struct pd_ask *ask = calloc(1, sizeof(*ask));
 
     if (!ask) {
-        (void)pd_call_fail_with(call, PD_ENOMEM, "MEMORY", "no memory for a request");
+        (void)pd_call_fail_with(call, PD_ENOMEM, "NO_MEMORY", "no memory for a request");
         return NULL;
     }
     pd_call_ref(call);

@@ -77,7 +77,7 @@ static void submit_append(struct push *push, struct pd_block *block,
         block->release(block);
         pd_door_rejects_fini(rejects);
         pd_credit_release(&push->credit, bytes);
-        (void)pd_call_fail_with(&push->call, PD_ENOMEM, "MEMORY", "no memory for a request");
+        (void)pd_call_fail_with(&push->call, PD_ENOMEM, "NO_MEMORY", "no memory for a request");
         return;
     }
     *append = (struct append){.ask = ask,
@@ -165,7 +165,7 @@ static Packd__V1__BlockHead *take_head(struct push *push, const struct pd_piece 
     struct pd_error error;
 
     if (!scratch) {
-        (void)pd_call_fail_with(&push->call, PD_ENOMEM, "MEMORY",
+        (void)pd_call_fail_with(&push->call, PD_ENOMEM, "NO_MEMORY",
                                 "no memory for a head of %zu bytes", range.size_bytes);
         return NULL;
     }
@@ -383,7 +383,7 @@ static void message(struct pd_call *call, grpc_byte_buffer *buffer)
     struct pd_piece *pieces = malloc((count + 1) * sizeof(*pieces));
     if (!pieces) {
         grpc_byte_buffer_destroy(buffer);
-        (void)pd_call_fail_with(call, PD_ENOMEM, "MEMORY", "no memory for a message");
+        (void)pd_call_fail_with(call, PD_ENOMEM, "NO_MEMORY", "no memory for a message");
         return;
     }
     pd_message_pieces(buffer, pieces);

@@ -27,7 +27,7 @@ int push_block_new(Packd__V1__BlockHead *head, struct push_block **out, struct p
 
     if (!block) {
         packd__v1__block_head__free_unpacked(head, NULL);
-        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for a block");
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for a block");
     }
     block->wire = head;
     *out = block;
@@ -103,7 +103,7 @@ int push_block_add(struct push_block *block, grpc_byte_buffer *buffer,
         !grow((void **)&block->block.pieces, &block->piece_capacity, block->block.piece_count,
               piece_count, sizeof(*block->block.pieces))) {
         grpc_byte_buffer_destroy(buffer);
-        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for a block's pieces");
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for a block's pieces");
     }
     block->buffers[block->buffer_count++] = buffer;
     block->block.piece_count +=

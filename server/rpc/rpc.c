@@ -246,7 +246,7 @@ static int bind_all(struct pd_rpc *rpc, struct pd_error *error)
         rpc->addresses[i] = bound_address(config->listen[i], port);
         rpc->address_count++;
         if (!rpc->addresses[i])
-            rc = pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for an address");
+            rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
     }
     grpc_server_credentials_release(credentials);
     return rc;
@@ -269,7 +269,7 @@ static int make_threads(struct pd_rpc *rpc, struct pd_error *error)
     rpc->threads = calloc(count, sizeof(*rpc->threads));
     rpc->addresses = calloc(rpc->options.config->listen_count + 1, sizeof(*rpc->addresses));
     if (!rpc->threads || !rpc->addresses)
-        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for %u rpc threads", count);
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rpc threads", count);
     for (; rpc->thread_count < count; rpc->thread_count++) {
         struct pd_rpc_thread *thread = &rpc->threads[rpc->thread_count];
         thread->rpc = rpc;
@@ -335,11 +335,11 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     struct pd_rpc *rpc = make_rpc(options);
 
     if (!rpc)
-        return pd_error_set(error, PD_ENOMEM, "MEMORY", "no memory for the gRPC server");
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the gRPC server");
     gpr_set_log_function(grpc_line);
     grpc_init();
     rpc->server = make_server(options->config);
-    int rc = rpc->server ? 0 : pd_error_set(error, PD_ENOMEM, "MEMORY", "gRPC made no server");
+    int rc = rpc->server ? 0 : pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
     if (rc == 0)
         rc = make_threads(rpc, error);
     if (rc == 0)

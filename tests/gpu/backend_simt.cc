@@ -41,7 +41,7 @@ static int launch(struct simt_backend *self, const struct simt_launch &shape,
 static int run_attention(struct simt_backend *self, const struct pd_attention *a,
                          struct pd_error *error)
 {
-    struct dev_plan plan;
+    struct dev_plan plan = {};
     int rc = dev_plan_attention(a, &plan, error);
     if (rc != 0)
         return rc;
@@ -143,7 +143,7 @@ static int simt_collect(struct pd_backend *base, uint32_t slot, uint8_t *kinds,
     const struct pd_probe_batch *b = &self->slots[slot].batch;
     int32_t *used = (int32_t *)malloc(b->segment_count * sizeof(*used));
     if (!used)
-        return pd_error_set(error, PD_ENOMEM, "OUT_OF_MEMORY", "simt: no memory");
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "simt: no memory");
     for (uint32_t i = 0; i < b->segment_count; i++)
         used[i] = pd_probe_used_of(b, i);
     int rc = probe_batch(self, b, self->slots[slot].positions, used, kinds, error);
@@ -187,10 +187,4 @@ void pd_backend_simt_set_blocks(struct pd_backend *base, uint32_t first, uint32_
     struct simt_backend *self = (struct simt_backend *)base;
     self->block_first = first;
     self->block_count = count;
-}
-
-uint32_t pd_backend_simt_blocks(const struct pd_attention *attention)
-{
-    struct dev_plan plan;
-    return dev_plan_attention(attention, &plan, NULL) == 0 ? plan.grid_x : 0;
 }

@@ -14,8 +14,6 @@ struct pd_backend *pd_backend_simt_new(void); /* NULL: out of memory */
 void pd_backend_simt_set_order(struct pd_backend *backend, enum simt_order order, uint64_t seed);
 /* Runs only some of an attention's blocks: [first, first + count) of grid_x; count 0: all. */
 void pd_backend_simt_set_blocks(struct pd_backend *backend, uint32_t first, uint32_t count);
-/* Blocks of grid_x that an attention takes. */
-uint32_t pd_backend_simt_blocks(const struct pd_attention *attention);
 
 /* Which tagged statement of the kernels is left out; 0 = none. Only where the source was
  * instrumented. */

@@ -40,7 +40,6 @@ static void test_bytes_round_trip(void **state)
     pd_buf_put_u32(&buf, 4000000000u);
     pd_buf_put_u64(&buf, UINT64_MAX - 1);
     pd_buf_put_f32(&buf, 1.5f);
-    pd_buf_put_f64(&buf, -2.25);
     for (size_t i = 0; i < PD_COUNT_OF(varints); i++)
         pd_buf_put_varint(&buf, varints[i]);
     pd_buf_put_string(&buf, "abc", 3);
@@ -52,7 +51,6 @@ static void test_bytes_round_trip(void **state)
     assert_int_equal(pd_reader_u32(&reader), 4000000000u);
     assert_true(pd_reader_u64(&reader) == UINT64_MAX - 1);
     assert_true(pd_reader_f32(&reader) == 1.5f);
-    assert_true(pd_reader_f64(&reader) == -2.25);
     for (size_t i = 0; i < PD_COUNT_OF(varints); i++)
         assert_true(pd_reader_varint(&reader) == varints[i]);
     size_t size;
@@ -172,7 +170,7 @@ static void test_list(void **state)
         int value;
         struct pd_link link;
     } items[4];
-    struct pd_link list, other;
+    struct pd_link list;
     pd_list_init(&list);
     assert_null(pd_list_pop(&list));
     for (int i = 0; i < 4; i++) {
@@ -180,14 +178,11 @@ static void test_list(void **state)
         pd_list_push(&list, &items[i].link);
     }
     pd_list_remove(&items[2].link);
-    pd_list_take(&other, &list);
-    assert_true(pd_list_empty(&list));
     int expected[] = {0, 1, 3}, at = 0;
-    for (struct pd_link *link; (link = pd_list_pop(&other));)
+    for (struct pd_link *link; (link = pd_list_pop(&list));)
         assert_int_equal(PD_CONTAINER_OF(link, struct item, link)->value, expected[at++]);
     assert_int_equal(at, 3);
-    pd_list_take(&other, &list);
-    assert_true(pd_list_empty(&other));
+    assert_true(pd_list_empty(&list));
 }
 
 int main(void)
