@@ -198,8 +198,8 @@ static uint64_t first_step(const struct pd_seq_feed *feed, const struct pd_seq_j
 }
 
 /* A world begins where its checkpoint ends; that must still be there. */
-static int check_resume(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
-                        struct pd_request_open_job *request)
+static int check_resume_held(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                             struct pd_request_open_job *request)
 {
     request->lowest_step = pd_seq_lowest_step(feed, job);
     if (!request->has_resume_step || request->resume_step + 1 >= request->lowest_step)
@@ -222,7 +222,7 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
             job->spec.name, job->spec.step_packs, request->spec.step_packs);
     int rc = spec_field(job->spec.name, "kind", job->spec.kind, request->spec.kind, error);
     if (!rc)
-        rc = check_resume(feed, job, request);
+        rc = check_resume_held(feed, job, request);
     if (rc)
         return rc;
     job->spec = request->spec;
@@ -276,7 +276,7 @@ static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
     }
     int rc = check_same_spec(&job->spec, &request->spec, error);
     /* With a token it may be a rank that is far ahead and opens the job again. */
-    return rc || request->world_token[0] ? rc : check_resume(feed, job, request);
+    return rc || request->world_token[0] ? rc : check_resume_held(feed, job, request);
 }
 
 /* Ranks of one world begin at one step, also those that come after its first commit. Without a
@@ -306,10 +306,10 @@ static bool step_exists(const struct pd_seq_feed *feed, uint64_t first_pack, uin
 
 /* A checkpoint holds steps that were received, and those are planned: another step is a slip, and
  * planning up to it would use up the log. `job` is NULL for a new one. */
-static int check_resume(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
-                        const struct pd_request_open_job *request, struct pd_error *error)
+static int check_resume_planned(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                                const struct pd_request_open_job *request, struct pd_error *error)
 {
-    uint64_t first_pack = job ? job->first_pack : 0;
+    uint64_t first_pack = job ? job->first_pack : feed->lowest_pack;
     uint32_t step_packs = request->spec.step_packs;
     if (!request->has_resume_step ||
         step_exists(feed, first_pack, step_packs, request->resume_step))
@@ -332,7 +332,7 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
     if (rc)
         return rc;
     struct pd_seq_job *job = job_find(feed, request->spec.name);
-    rc = check_resume(feed, job, request, error);
+    rc = check_resume_planned(feed, job, request, error);
     if (rc)
         return rc;
     request->created = !job;
