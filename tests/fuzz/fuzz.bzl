@@ -14,5 +14,6 @@ def packd_fuzz(name, srcs, deps):
         name = name + "_smoke",
         size = "small",
         srcs = srcs + ["smoke.c"],
+        tags = ["no-tsan"],  # one thread, much arithmetic
         deps = deps,
     )

@@ -412,3 +412,11 @@ int seq_push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t fir
         .first_seq = first_seq, .count = count, .lengths = lengths, .cuts = 100};
     return seq_push(c, stream, &spec, answer);
 }
+
+struct pd_feed_progress seq_progress(struct seq_case *c, uint32_t feed_index)
+{
+    pthread_mutex_lock(&c->serve.mutex);
+    struct pd_feed_progress progress = c->serve.progress[feed_index];
+    pthread_mutex_unlock(&c->serve.mutex);
+    return progress;
+}

@@ -93,4 +93,7 @@ int seq_push_lengths(struct seq_case *c, struct seq_stream *stream, uint64_t fir
 /* Fini with pd_status_fini. */
 struct pd_request_status seq_status(struct seq_case *c);
 
+/* What serve was told last of a feed; safe while the sequencer runs. */
+struct pd_feed_progress seq_progress(struct seq_case *c, uint32_t feed_index);
+
 #endif

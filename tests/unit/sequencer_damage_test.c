@@ -38,7 +38,7 @@ static void test_full(void **unused)
         rc = seq_push_lengths(&c, &a, seq, 400, 60, &answer);
         if (refused_at == 0 && !pd_sequencer_accepts(c.seq, 0, &why))
             refused_at = seq + 400;
-        assert_int_equal(c.serve.progress[0].log_full, refused_at > 0); /* ranks are told why */
+        assert_int_equal(seq_progress(&c, 0).log_full, refused_at > 0); /* ranks are told why */
     }
     assert_int_equal(rc, PD_EFULL);
     assert_string_equal(answer.base.error.reason, "LOG_FULL");
