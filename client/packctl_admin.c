@@ -2,6 +2,7 @@
  *
  * All share one loop over options and one way to print: the reply as JSON, or a sentence made of it. */
 #include "client/packctl.h"
+#include "client/packctl_reply.h"
 
 #include "base/check.h"
 #include "base/units.h"
@@ -77,6 +78,14 @@ static int begin(struct request *r, struct ctl *ctl, int argc, char **argv,
     return ctl_no_arguments(ctl, argc, argv);
 }
 
+/* The same for a command that needs no option: open at once. */
+static int begin_open(struct request *r, struct ctl *ctl, int argc, char **argv,
+                      const struct option *options)
+{
+    int rc = begin(r, ctl, argc, argv, options);
+    return rc == 0 ? ctl_admin_open(ctl, &r->admin) : rc;
+}
+
 /* Prints the reply: as JSON, or through `print`. Takes both. */
 static int finish(struct request *r, int rc, const struct packd_error *error, char *json,
                   void (*print)(const struct request *, const json_t *))
@@ -95,22 +104,6 @@ static int finish(struct request *r, int rc, const struct packd_error *error, ch
     json_decref(reply);
     packd_free(json);
     return CTL_OK;
-}
-
-static uint64_t number(const json_t *object, const char *name)
-{
-    return (uint64_t)json_number_value(json_object_get(object, name));
-}
-
-static int64_t integer(const json_t *object, const char *name)
-{
-    return (int64_t)json_number_value(json_object_get(object, name));
-}
-
-static const char *text(const json_t *object, const char *name)
-{
-    const char *value = json_string_value(json_object_get(object, name));
-    return value ? value : "";
 }
 
 /* ---- explain --------------------------------------------------------------------------------- */
@@ -272,9 +265,7 @@ static int run_flush(struct ctl *ctl, int argc, char **argv)
     struct request r;
     struct packd_error error = {0};
     char *json = NULL;
-    int rc = begin(&r, ctl, argc, argv, flush_options);
-    if (rc == 0)
-        rc = ctl_admin_open(ctl, &r.admin);
+    int rc = begin_open(&r, ctl, argc, argv, flush_options);
     if (rc != 0)
         return rc;
     rc = packd_admin_flush(r.admin, r.feed, r.packs, PACKD_TIMEOUT_DEFAULT, &json, &error);
@@ -307,9 +298,7 @@ static int run_end_feed(struct ctl *ctl, int argc, char **argv)
     struct request r;
     struct packd_error error = {0};
     char *json = NULL;
-    int rc = begin(&r, ctl, argc, argv, feed_options);
-    if (rc == 0)
-        rc = ctl_admin_open(ctl, &r.admin);
+    int rc = begin_open(&r, ctl, argc, argv, feed_options);
     if (rc != 0)
         return rc;
     rc = packd_admin_end_feed(r.admin, r.feed, PACKD_TIMEOUT_DEFAULT, &json, &error);
@@ -435,9 +424,7 @@ static int run_drain(struct ctl *ctl, int argc, char **argv)
     struct request r;
     struct packd_error error = {0};
     char *json = NULL;
-    int rc = begin(&r, ctl, argc, argv, drain_options);
-    if (rc == 0)
-        rc = ctl_admin_open(ctl, &r.admin);
+    int rc = begin_open(&r, ctl, argc, argv, drain_options);
     if (rc != 0)
         return rc;
     rc = packd_admin_drain(r.admin, r.undo, PACKD_TIMEOUT_DEFAULT, &json, &error);

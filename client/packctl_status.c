@@ -3,6 +3,7 @@
  * Works on the JSON that libpackd makes of the reply, so a field of a newer server is in --json by
  * itself. Absent fields read as 0 and "". */
 #include "client/packctl.h"
+#include "client/packctl_reply.h"
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -14,22 +15,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-static uint64_t number(const json_t *object, const char *name)
-{
-    return (uint64_t)json_number_value(json_object_get(object, name));
-}
-
-static int64_t integer(const json_t *object, const char *name)
-{
-    return (int64_t)json_number_value(json_object_get(object, name));
-}
-
-static const char *text(const json_t *object, const char *name)
-{
-    const char *value = json_string_value(json_object_get(object, name));
-    return value ? value : "";
-}
 
 static bool truth(const json_t *object, const char *name)
 {
