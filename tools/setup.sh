@@ -3,7 +3,8 @@
 #
 #   tools/setup.sh build|test        test includes build
 #
-# Uses apt-get, through sudo when not root.
+# Uses apt-get, through sudo when not root. What the tests need from PyPI goes into a virtual environment, $PACKD_VENV or ~/.cache/packd/venv;
+# without PyPI they are skipped by name.
 set -euo pipefail
 
 build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libgrpc-dev
@@ -13,7 +14,7 @@ test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml python3-cf
 case ${1:-build} in
 build) want=("${build[@]}") ;;
 test) want=("${build[@]}" "${test[@]}") ;;
-*) sed -n 2,6p "$0" >&2; exit 2 ;;
+*) sed -n 2,7p "$0" >&2; exit 2 ;;
 esac
 
 missing=()
