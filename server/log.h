@@ -4,7 +4,7 @@
  *   heads     (feed, lane, position)       a block's head, where the planner reads lanes from
  *   bodies    (position, piece)            <= 1 MiB each
  *   plans     (feed, pack)                 an encoded pd_pack
- *   streams, sources, feeds, jobs, snapshots   caches of the fold over the records
+ *   streams, sources, feeds, jobs, views, tensors, snapshots   caches of the fold over the records
  *   meta      the random log_id, format, incarnation, next position
  *
  * Writing functions: sequencer thread only, inside begin .. commit. Reading functions with a
@@ -79,6 +79,12 @@ int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+/* The name behind a span's view, and the declaration of a feed's tensor: as they were at their first
+ * use, for ever. PD_ENOTFOUND: the feed has no such number; PD_ECORRUPT. */
+int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
+                          char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec) PD_MUST_CHECK;
 /* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the
  * digest taken at the door (whole samples over the bytes just copied; parts by re-reading the
  * whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
