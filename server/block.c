@@ -511,8 +511,8 @@ static void read_header(struct pd_reader *reader, struct pd_block_head *head, ui
     head->first_seq = pd_reader_u64(reader);
     head->body_bytes = pd_reader_u64(reader);
     head->has_labels = labels != 0;
-    if (!known || totals->tensors > PD_TENSORS_MAX || labels > 1 || *present >> COLUMN_COUNT || head->count == 0 ||
-        head->count > PD_BLOCK_SAMPLES_MAX)
+    if (!known || totals->tensors > PD_TENSORS_MAX || labels > 1 || *present >> COLUMN_COUNT ||
+        head->count == 0 || head->count > PD_BLOCK_SAMPLES_MAX)
         reader->failed = true;
 }
 

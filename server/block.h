@@ -39,8 +39,8 @@
 struct pd_block_head {
     uint64_t position; /* log position, set by the log */
     uint32_t feed, lane, stream, source;
-    uint64_t first_seq; /* seq of entry 0 */
-    uint32_t count;     /* <= PD_BLOCK_SAMPLES_MAX */
+    uint64_t first_seq;   /* seq of entry 0 */
+    uint32_t count;       /* <= PD_BLOCK_SAMPLES_MAX */
     uint32_t first_index; /* entries below were duplicates when it was appended: never planned */
     bool has_labels;
     uint64_t body_bytes;
@@ -53,11 +53,11 @@ struct pd_block_head {
      * pd_loss_runs, one sample after the other; a sample without entries is fully on. */
     uint32_t *loss_run_ends;
     uint32_t *loss_runs;
-    uint32_t *span_ends;     /* running end of each sample's spans; NULL = no sample has one */
+    uint32_t *span_ends; /* running end of each sample's spans; NULL = no sample has one */
     struct pd_span *spans;
     /* The block's tensors in body order, distinct. Their numbers, pad masks and views (and the
      * spans' views) are the feed's once the sequencer has numbered them. */
-    uint32_t tensor_count; /* <= PD_TENSORS_MAX */
+    uint32_t tensor_count;          /* <= PD_TENSORS_MAX */
     struct pd_tensor_spec *tensors; /* tensor_count */
     /* Running end of each sample's elements: `count` entries for each ragged tensor, in table
      * order. NULL = no tensor is ragged. */
@@ -72,7 +72,7 @@ struct pd_block_head {
     /* Derived: first byte of each tensor's column in the body, tensor_count + 1 entries; the last
      * is body_bytes. NULL without tensors. */
     uint64_t *tensor_offsets;
-    void *arena;             /* owns the arrays */
+    void *arena; /* owns the arrays */
 };
 
 struct pd_piece {

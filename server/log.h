@@ -23,8 +23,8 @@ struct pd_log;
 struct pd_log_reader;
 
 struct pd_log_options {
-    const char *path;    /* directory, made when missing */
-    uint64_t max_bytes;  /* packd's own limit; the map is address space and larger */
+    const char *path;   /* directory, made when missing */
+    uint64_t max_bytes; /* packd's own limit; the map is address space and larger */
     enum pd_durability durability;
 };
 
@@ -32,8 +32,8 @@ struct pd_log_options {
  * (the text names its pid); PD_EIO, PD_EFULL NO_SPACE: the path and the system's reason;
  * PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place,
  * or LOG_MISSING: a directory that held a log has no data.mdb. */
-int pd_log_open(const struct pd_log_options *options, struct pd_log **log, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_log_open(const struct pd_log_options *options, struct pd_log **log,
+                struct pd_error *error) PD_MUST_CHECK;
 void pd_log_close(struct pd_log *log);
 /* 32 hex digits, kept for the log's life; the number of times it has been opened for writing. */
 const char *pd_log_id(const struct pd_log *log);
@@ -43,8 +43,8 @@ uint64_t pd_log_used_bytes(const struct pd_log *log);
 
 /* ---- reading: assemble, explain, status ---- */
 
-int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader,
+                      struct pd_error *error) PD_MUST_CHECK;
 void pd_log_reader_free(struct pd_log_reader *reader);
 /* Starts a short read transaction over the newest commit / ends it. What the functions below
  * return is borrowed until end. */

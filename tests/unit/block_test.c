@@ -153,7 +153,8 @@ static void make_tensors(struct made *m)
             m->tensor_digests[k * head->count + i] = ((uint64_t)below(1000) << 32) + i;
             if (tensor_specs[k].axis != PD_AXIS_RAGGED)
                 continue;
-            m->ragged_ends[at] = (i ? m->ragged_ends[at - 1] : 0) + elements_of(m, &m->tensors[k], i);
+            m->ragged_ends[at] =
+                (i ? m->ragged_ends[at - 1] : 0) + elements_of(m, &m->tensors[k], i);
             at++;
         }
     }
@@ -505,12 +506,9 @@ static void test_extents(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_forged),
-        cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_tensor_rules),
-        cmocka_unit_test(test_extents),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_forged),       cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_tensor_rules), cmocka_unit_test(test_extents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
