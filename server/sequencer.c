@@ -65,6 +65,8 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_flush(seq, (struct pd_request_flush *)request);
     case PD_REQUEST_DELETE_JOB:
         return pd_seq_delete_job(seq, (struct pd_request_delete_job *)request);
+    case PD_REQUEST_SKIP_STEPS:
+        return pd_seq_skip_steps(seq, (struct pd_request_skip_steps *)request);
     case PD_REQUEST_STATUS:
         return 0; /* filled after the commit */
     }
@@ -93,6 +95,7 @@ int pd_sequencer_submit(struct pd_sequencer *seq, struct pd_request *request)
     int rc = 0;
     request->result = 0;
     request->error = (struct pd_error){0};
+    request->record = 0;
     pthread_mutex_lock(&seq->mutex);
     if (seq->stopping) {
         rc = PD_ECLOSED;
@@ -247,7 +250,7 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         struct pd_seq_job *job = feed->jobs[i];
         if (job->deleted) {
             pd_serve_job_deleted(seq->serve, feed->index, job->id);
-            free(job);
+            pd_seq_job_free(job);
             continue;
         }
         if (job->announce) {
@@ -255,6 +258,9 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .job_id = job->id,
                                        .spec = job->spec,
                                        .generation = job->generation,
+                                       .world = job->world,
+                                       .loaded_steps = job->loaded_steps,
+                                       .skipped = &job->skipped,
                                        .first_pack = job->first_pack,
                                        .lowest_step = pd_seq_lowest_step(feed, job)};
             pd_serve_job_opened(seq->serve, &info);

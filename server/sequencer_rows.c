@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define ROW_VERSION 1
+#define JOB_VERSION 2    /* 1: without the world and skipped steps */
 #define STREAM_VERSION 2 /* 1 ended with `ended` */
 #define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
 
@@ -111,7 +111,7 @@ static void get_spec(struct pd_reader *row, struct pd_job_spec *spec)
 
 void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
 {
-    pd_buf_put_u8(row, ROW_VERSION);
+    pd_buf_put_u8(row, JOB_VERSION);
     put_spec(row, &job->spec);
     pd_buf_put_u64(row, job->generation);
     pd_buf_put_u64(row, job->first_pack);
@@ -125,11 +125,14 @@ void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
         pd_buf_put_u64(row, job->commits[i].step);
         pd_buf_put_u64(row, job->commits[i].wall_ns);
     }
+    pd_buf_put_u64(row, job->world);
+    pd_step_ranges_encode(&job->skipped, row);
 }
 
 int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
 {
-    if (pd_reader_u8(&row) != ROW_VERSION)
+    uint8_t version = pd_reader_u8(&row);
+    if (version < 1 || version > JOB_VERSION)
         return PD_ECORRUPT;
     get_spec(&row, &job->spec);
     job->generation = pd_reader_u64(&row);
@@ -148,7 +151,9 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
         job->commits[i].step = pd_reader_u64(&row);
         job->commits[i].wall_ns = pd_reader_u64(&row);
     }
-    return row_done(&row);
+    job->world = version > 1 ? pd_reader_u64(&row) : job->generation;
+    int rc = version > 1 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
+    return rc ? rc : row_done(&row);
 }
 
 /* ---- feeds ---- */

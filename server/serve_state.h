@@ -99,7 +99,10 @@ RB_HEAD(pd_steps, pd_step);
 struct pd_serve_job {
     struct pd_link in_feed, turn;
     uint32_t refs; /* the table, abandoned entries, boxes in its slot */
-    struct pd_job_info info;
+    struct pd_job_info info; /* skipped: its own */
+    struct pd_step_ranges skipped;
+    uint64_t handed_end; /* next step after the highest of which a batch was handed out to the present
+                            world, or may have been */
     struct pd_entries entries;
     struct pd_tasks tasks;
     struct pd_steps steps;

@@ -88,6 +88,7 @@ struct pd_serve_job *pd_job_add(struct pd_serve *serve, const struct pd_job_info
         return NULL;
     job->refs = 1;
     job->info = *info;
+    job->handed_end = info->loaded_steps;
     RB_INIT(&job->entries);
     RB_INIT(&job->tasks);
     RB_INIT(&job->steps);
@@ -102,6 +103,7 @@ void pd_job_unref(struct pd_serve_job *job)
     if (--job->refs > 0)
         return;
     pd_delivered_clear(&job->delivered);
+    pd_step_ranges_fini(&job->skipped);
     free(job->ranks);
     free(job);
 }
