@@ -296,6 +296,10 @@ static void count_group(struct pd_sequencer *seq)
     pd_metric_add(PD_M_INGEST_BYTES, counts->bytes);
     pd_metric_add(PD_M_INGEST_DUPLICATES, counts->duplicates);
     pd_metric_add(PD_M_PACKS_PLANNED, counts->packs);
+    if (counts->skipped_by_operator > 0)
+        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "operator", counts->skipped_by_operator);
+    if (counts->skipped_by_violation > 0)
+        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "violation", counts->skipped_by_violation);
 }
 
 /* A full disk is tried again after a while; the timer sees to it. */

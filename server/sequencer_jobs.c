@@ -308,6 +308,7 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
         says || !request->world_token[0] ? first_step(feed, job, request) : job->world_first_step;
     if (!request->has_resume_step && request->first_step < request->lowest_step)
         request->first_step = request->lowest_step;
+    request->first_step = pd_step_ranges_pass(&job->skipped, request->first_step);
     pd_seq_job_advance(job, request->first_step);
 }
 

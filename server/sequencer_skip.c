@@ -77,6 +77,19 @@ static int write_record(struct pd_sequencer *seq, const struct pd_seq_feed *feed
     return pd_seq_record(seq, PD_RECORD_SKIP_STEPS, feed->number);
 }
 
+static void take_effect(struct pd_seq_feed *feed, struct pd_seq_job *job,
+                        const struct pd_request_skip_steps *request)
+{
+    job->generation++;
+    pd_seq_job_advance(job, job->delivered);
+    job->dirty = job->announce = true;
+    feed->plan_wanted = true;
+    pd_log(PD_LOG_WARN, "steps_skipped",
+           "feed=%s job=%s first=%llu last=%llu generation=%llu why=\"%s\"", feed->name,
+           job->spec.name, (unsigned long long)request->first, (unsigned long long)request->last,
+           (unsigned long long)job->generation, request->why);
+}
+
 int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request)
 {
     struct pd_error *error = &request->base.error;
@@ -87,21 +100,20 @@ int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *re
         rc = check(feed, job, request);
     if (rc)
         return rc;
+    uint64_t before = pd_step_ranges_steps(&job->skipped);
     bool there = pd_step_ranges_cover(&job->skipped, request->first, request->last);
     if (!there)
         rc = add_range(feed, job, request, error);
     if (rc)
         return rc;
-    job->generation += !there;
+    if (!there)
+        take_effect(feed, job, request);
     request->generation = job->generation;
     request->next_step = pd_step_ranges_pass(&job->skipped, request->last);
     if (there)
         return 0;
-    pd_seq_job_advance(job, job->delivered);
-    job->dirty = job->announce = true;
-    feed->plan_wanted = true;
-    pd_log(PD_LOG_WARN, "steps_skipped", "feed=%s job=%s first=%llu last=%llu generation=%llu why=\"%s\"",
-           feed->name, job->spec.name, (unsigned long long)request->first,
-           (unsigned long long)request->last, (unsigned long long)job->generation, request->why);
+    uint64_t after = pd_step_ranges_steps(&job->skipped);
+    *(request->only_at ? &seq->counts.skipped_by_violation : &seq->counts.skipped_by_operator) +=
+        after > before ? after - before : 0;
     return write_record(seq, feed, job, request);
 }

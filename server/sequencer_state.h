@@ -150,6 +150,7 @@ struct pd_seq_state {
 /* What a group adds to the metrics once it is committed. */
 struct pd_seq_counts {
     uint64_t blocks, samples, tokens, bytes, duplicates, packs;
+    uint64_t skipped_by_operator, skipped_by_violation; /* steps */
 };
 
 enum pd_seq_accept { PD_SEQ_ACCEPTS, PD_SEQ_STOPPED_FEED };

@@ -81,6 +81,14 @@ void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx)
     serve->repro_ctx = ctx;
 }
 
+void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(serve->worker_count == 0);
+    serve->skip = skip;
+    serve->skip_ctx = ctx;
+}
+
 void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, void *ctx)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
@@ -149,9 +157,10 @@ static void job_advance(struct pd_serve *serve, struct pd_serve_job *job, struct
     struct pd_entry *entry = pd_entry_from(job, before);
     while (entry && (ended || entry->key.step < job->steps_planned)) {
         struct pd_entry *next = pd_entry_next(entry);
-        if (entry->state == PD_ENTRY_UNPLANNED && entry->key.step < job->steps_planned)
+        bool planned = entry->key.step < job->steps_planned;
+        if (entry->state == PD_ENTRY_UNPLANNED && planned && !pd_job_holds(job, entry->key.step))
             pd_entry_queue(serve, entry);
-        else if (entry->state == PD_ENTRY_UNPLANNED)
+        else if (entry->state == PD_ENTRY_UNPLANNED && !planned)
             pd_entry_drop(serve, entry, after);
         entry = next;
     }
@@ -349,7 +358,7 @@ static void join(struct pd_serve *serve, struct pd_entry *entry, struct pd_waite
     pd_list_push(&entry->waiters, &waiter->link);
     serve->gauges.waiters++;
     bool planned = entry->key.step < entry->job->steps_planned;
-    if (planned && entry->state != PD_ENTRY_BUILDING &&
+    if (planned && !pd_job_holds(entry->job, entry->key.step) && entry->state != PD_ENTRY_BUILDING &&
         !(entry->state == PD_ENTRY_QUEUED && entry->asked))
         pd_entry_queue(serve, entry);
 }
@@ -459,7 +468,8 @@ void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key)
     if (rc == 0 && pass_skipped(job, &wanted))
         rc = admit_key(serve, &wanted, &job, &last_step, &error);
     /* Of what is not planned only the very next step: it bounds the hints that wait. */
-    if (rc == 0 && wanted.step <= job->steps_planned && job->prefetch_count < PD_PREFETCH_MAX &&
+    if (rc == 0 && wanted.step <= job->steps_planned && !pd_job_holds(job, wanted.step) &&
+        job->prefetch_count < PD_PREFETCH_MAX &&
         !pd_entry_find(job, &wanted)) {
         struct pd_entry *entry = pd_entry_add(job, &wanted);
         if (entry) {

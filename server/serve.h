@@ -140,6 +140,18 @@ void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, vo
 struct pd_assemble_order;
 typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order, const struct pd_check_finding *finding, char *path, size_t size);
 void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx);
+/* A step that serve wants left out, because a batch of it cannot be served and nothing of it has been handed out (validate.on_violation: skip_step). */
+struct pd_skip_order {
+    uint32_t feed_index, job_id;
+    uint64_t generation, step;
+    char job[PD_NAME_MAX + 1], why[256];
+};
+/* Asks for it: an assemble thread, without serve's lock. 0: the job's next generation will come without the step, or pd_serve_skip_failed will be called. Else
+ * nothing was begun. Until then no batch of the step, or of one behind it, leaves serve. Set before pd_serve_start; NULL: the feed stops instead. */
+typedef int pd_skip_fn(void *ctx, const struct pd_skip_order *order);
+void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx);
+/* The step was not left out: its feed is halted, unless the job has gone on to another generation. Any thread. */
+void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *order, const struct pd_error *error);
 /* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED from then on, waiters are woken. PD_ENOMEM, PD_EIO.
  * free: after stop, when every batch has been let go. */
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;

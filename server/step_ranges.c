@@ -72,6 +72,14 @@ bool pd_step_ranges_cover(const struct pd_step_ranges *set, uint64_t first, uint
     return at < set->count && set->ranges[at].first <= first;
 }
 
+uint64_t pd_step_ranges_steps(const struct pd_step_ranges *set)
+{
+    uint64_t steps = 0;
+    for (uint32_t i = 0; i < set->count; i++)
+        steps += set->ranges[i].last - set->ranges[i].first + 1;
+    return steps;
+}
+
 uint64_t pd_step_ranges_pass(const struct pd_step_ranges *set, uint64_t step)
 {
     uint32_t at = at_or_behind(set, step);

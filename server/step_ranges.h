@@ -29,6 +29,8 @@ void pd_step_ranges_fini(struct pd_step_ranges *set);
 int pd_step_ranges_add(struct pd_step_ranges *set, uint64_t first, uint64_t last) PD_MUST_CHECK;
 /* Whether every step of the range is in the set. */
 bool pd_step_ranges_cover(const struct pd_step_ranges *set, uint64_t first, uint64_t last);
+/* How many steps are in the set. */
+uint64_t pd_step_ranges_steps(const struct pd_step_ranges *set);
 /* The first step at or behind `step` that is not in the set. */
 uint64_t pd_step_ranges_pass(const struct pd_step_ranges *set, uint64_t step);
 /* Drops ranges that lie wholly below `step`. */
