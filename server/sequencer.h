@@ -45,8 +45,8 @@ struct pd_request {
     enum pd_request_kind kind;
     void (*done)(struct pd_request *request); /* sequencer thread, after the commit */
     int result;                               /* 0 or PD_E* */
-    uint64_t record; /* position of the record that a control call wrote; 0 = none */
-    struct pd_error error;                    /* filled where result != 0 */
+    uint64_t record;       /* position of the record that a control call wrote; 0 = none */
+    struct pd_error error; /* filled where result != 0 */
 };
 
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),

@@ -63,7 +63,7 @@ struct pd_seq_job {
     uint64_t world_first_step; /* where the ranks of the current token began */
     uint64_t world;            /* the generation it began with; SkipSteps raises generation alone */
     struct pd_step_ranges skipped;
-    uint64_t committed;        /* next step after the last commit; 0 = none */
+    uint64_t committed;                              /* next step after the last commit; 0 = none */
     char tokens[PD_SEQ_TOKENS_MAX][PD_NAME_MAX + 1]; /* oldest first; the last is the current one */
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */

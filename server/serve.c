@@ -358,8 +358,8 @@ static void join(struct pd_serve *serve, struct pd_entry *entry, struct pd_waite
     pd_list_push(&entry->waiters, &waiter->link);
     serve->gauges.waiters++;
     bool planned = entry->key.step < entry->job->steps_planned;
-    if (planned && !pd_job_holds(entry->job, entry->key.step) && entry->state != PD_ENTRY_BUILDING &&
-        !(entry->state == PD_ENTRY_QUEUED && entry->asked))
+    if (planned && !pd_job_holds(entry->job, entry->key.step) &&
+        entry->state != PD_ENTRY_BUILDING && !(entry->state == PD_ENTRY_QUEUED && entry->asked))
         pd_entry_queue(serve, entry);
 }
 
@@ -469,8 +469,7 @@ void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key)
         rc = admit_key(serve, &wanted, &job, &last_step, &error);
     /* Of what is not planned only the very next step: it bounds the hints that wait. */
     if (rc == 0 && wanted.step <= job->steps_planned && !pd_job_holds(job, wanted.step) &&
-        job->prefetch_count < PD_PREFETCH_MAX &&
-        !pd_entry_find(job, &wanted)) {
+        job->prefetch_count < PD_PREFETCH_MAX && !pd_entry_find(job, &wanted)) {
         struct pd_entry *entry = pd_entry_add(job, &wanted);
         if (entry) {
             entry->prefetch = true;
