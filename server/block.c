@@ -461,4 +461,14 @@ void pd_block_head_sample(const struct pd_block_head *head, uint32_t index, stru
         for (uint32_t s = 0; s < out->span_count; s++)
             out->patches += out->spans[s].patches;
     }
+    if (head->versions)
+        out->version = head->versions[index];
+    if (head->key_ends) {
+        out->key = head->keys + start_of(head->key_ends, index);
+        out->key_bytes = head->key_ends[index] - start_of(head->key_ends, index);
+    }
+    if (head->group_ends) {
+        out->group = head->groups + start_of(head->group_ends, index);
+        out->group_bytes = head->group_ends[index] - start_of(head->group_ends, index);
+    }
 }

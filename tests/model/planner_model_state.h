@@ -33,8 +33,8 @@ struct model {
     uint32_t last_lane;
     bool stopped;
     uint64_t feed_end;
-    struct pd_control *flushes, *changes, *skips;
-    size_t flush_count, change_count, skip_count;
+    struct pd_control *flushes, *changes, *skips, *rules_in_force;
+    size_t flush_count, change_count, skip_count, rule_count;
     uint64_t *flush_made;
     struct bag window, buffer;
     uint64_t left, entered, packs, mean_fixed, square_fixed;
