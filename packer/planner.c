@@ -129,11 +129,15 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
     return rc;
 }
 
-/* Changes that act from this pack on, in log order. */
+/* Changes that act from this pack on, in log order. Once a pack: where they empty the window it is filled again, perhaps much later, and what
+ * has been told meanwhile must not act in between. */
 static int apply_changes(struct pd_planner *planner, const struct pd_supply *supply)
 {
     struct pd_records *records = &planner->records;
     uint32_t i = 0;
+    if (planner->changed)
+        return 0;
+    planner->changed = true;
     while (i < records->change_count) {
         struct pd_change change = records->changes[i];
         if (change.from_pack > planner->next_pack) {
@@ -205,10 +209,16 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
         return rc;
     PD_CHECK(pack->segment_count > 0 && pack->used_slots <= planner->rules.seq_len);
     pack->number = planner->next_pack++;
+    planner->changed = false;
     planner->stats.packs++;
     if (how == PD_REFILL_SHORT)
         pd_records_flushed(&planner->records);
     return 0;
+}
+
+uint64_t pd_planner_change_pack(const struct pd_planner *planner)
+{
+    return planner->next_pack + planner->changed;
 }
 
 static uint64_t lower(uint64_t a, uint64_t b)

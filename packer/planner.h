@@ -152,6 +152,9 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
+/* The first pack that a change told now can act on: its from_pack must not be lower. */
+uint64_t pd_planner_change_pack(const struct pd_planner *planner);
+
 /* The lowest block that the window and the buffer still need, and the first block of each lane that will be repeated; or UINT64_MAX. The log
  * must keep it. Walks window and buffer: once per trim, not per pack. */
 uint64_t pd_planner_lowest_block(const struct pd_planner *planner);

@@ -1,7 +1,7 @@
 /* The planner's state as bytes, and back.
  *
  *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
- *   [| skip rules]
+ *   [| changed, skip rules]
  *
  * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
  * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
@@ -450,21 +450,25 @@ static int get_records(struct pd_reader *reader, const struct pd_rules *rules,
 }
 
 /* Behind everything else, and only where there are any: snapshots without it are complete too. */
-static void put_open_rules(struct pd_buf *buf, const struct pd_records *records)
+static void put_open_rules(struct pd_buf *buf, const struct pd_planner *planner)
 {
-    if (records->rule_count == 0)
+    const struct pd_records *records = &planner->records;
+    if (records->rule_count == 0 && !planner->changed)
         return;
+    put(buf, planner->changed);
     put(buf, records->rule_count);
     for (uint32_t i = 0; i < records->rule_count; i++)
         put_rule(buf, records->rules[i].at, &records->rules[i].rule);
 }
 
-static void get_open_rules(struct pd_reader *reader, struct pd_records *records)
+static void get_open_rules(struct pd_reader *reader, struct pd_planner *planner)
 {
+    struct pd_records *records = &planner->records;
     if (reader->failed || pd_reader_left(reader) == 0)
         return;
-    uint32_t count = get32(reader);
-    expect(reader, count > 0 && count <= PD_SKIP_RULES_MAX);
+    uint32_t changed = get32(reader), count = get32(reader);
+    planner->changed = changed;
+    expect(reader, changed <= 1 && changed + count > 0 && count <= PD_SKIP_RULES_MAX);
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         struct pd_open_rule *open = &records->rules[records->rule_count++];
         get_rule(reader, &open->at, &open->rule);
@@ -486,7 +490,7 @@ int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
     put_shuffle(buf, &planner->shuffle);
     put_pending(buf, &planner->pending);
     put_records(buf, &planner->records, rule_lanes(&planner->rules));
-    put_open_rules(buf, &planner->records);
+    put_open_rules(buf, planner);
     return buf->failed ? PD_ENOMEM : 0;
 }
 
@@ -507,7 +511,7 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
     if (rc == 0 && !reader->failed)
         rc = get_records(reader, rules, &planner->records);
     if (rc == 0)
-        get_open_rules(reader, &planner->records);
+        get_open_rules(reader, planner);
     if (rc != 0)
         return rc == PD_ENOMEM ? PD_ENOMEM : PD_ECORRUPT;
     return pd_reader_done(reader) ? 0 : PD_ECORRUPT;

@@ -102,7 +102,9 @@ static void make_spans(struct pd_head *h, struct chance *chance)
         uint32_t length = 1 + chance_below(chance, (h->length_tokens - at + 1) / 2 + 1);
         if (at + length > h->length_tokens)
             break;
-        spans[made++] = (struct pd_span){at, length, chance_below(chance, 5), 0};
+        spans[made++] = (struct pd_span){.offset_tokens = at,
+                                          .length_tokens = length,
+                                          .patches = chance_below(chance, 5)};
         h->patches += spans[made - 1].patches;
         at += length;
     }
@@ -436,7 +438,7 @@ static void run_record(struct run *run, struct model_record *record, enum run_ho
                       control->kind == PD_CONTROL_SKIP_RULE;
         if (change && how == RUN_LIVE) {
             run_until_stuck(run);
-            control->from_pack = run->packs.count;
+            control->from_pack = pd_planner_change_pack(run->planner);
         }
         PD_CHECK(pd_planner_control(run->planner, control) == 0);
     }

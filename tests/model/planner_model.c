@@ -651,6 +651,7 @@ static void skip_rule(struct model *m, const struct pd_control *c)
 
 static void changes(struct model *m)
 {
+    m->changed = true;
     for (size_t i = 0; i < m->change_count; i++) {
         struct pd_control *c = &m->changes[i];
         if (c->from_pack > m->packs)
@@ -686,10 +687,11 @@ int model_next(struct model *m, struct pd_pack *pack, uint32_t *lane)
             return PD_EEND;
         if (m->window.count == 0)
             flush_over(m);
-        else /* only now is what the window holds settled */
+        else if (!m->changed) /* only now is what the window holds settled */
             changes(m);
     } while (m->window.count == 0);
     model_fit(m, pack);
+    m->changed = false;
     pack->number = m->packs++;
     if (how == SHORT && m->flushes[0].packs > 0 && ++m->flush_made[0] >= m->flushes[0].packs)
         flush_over(m);

@@ -42,6 +42,7 @@ struct model {
     bool has_pending;
     uint32_t split_at, split_repeat, split_part;
     int paper_left;
+    bool changed; /* the changes of this pack have acted */
     struct model_counts counts;
 };
 
