@@ -224,7 +224,8 @@ class LabelsTest(unittest.TestCase):
                 if name in ("flash_attn", "flex", "sdpa", "numpy", "jax"):
                     continue
                 with self.subTest(name, **rules):
-                    first, second = (adapters.get(name)(batch, extras=("loss_weight",), framework="numpy") for batch in (unshifted, shifted))
+                    first, second = (adapters.get(name)(batch, extras=("loss_weight",), framework="numpy")
+                                     for batch in (unshifted, shifted))
                     if name == "torchtitan":
                         first, second = ({**inputs, "labels": labels} for inputs, labels in (first, second))
                     for key in first:
@@ -360,7 +361,8 @@ class LossTest(unittest.TestCase):
 
     def each(self):
         """Feeds that differ in what an adapter must cope with."""
-        for rules in ({}, {"labels": "shifted"}, {"seg_align": 4, "labels": "shifted"}, {"seg_align": 4, "rows": 8}, {"fixed_segments": 40}):
+        for rules in ({}, {"labels": "shifted"}, {"seg_align": 4, "labels": "shifted"}, {"seg_align": 4, "rows": 8},
+                      {"fixed_segments": 40}):
             yield testing.make_batch(self.lists, **{"width": 32, "pad_segment": 8, **rules})
 
     def flat_model(self, tokens, positions, cu_seqlens, longest):
@@ -389,7 +391,8 @@ class LossTest(unittest.TestCase):
     def test_flash_attn(self):
         for batch in self.each():
             attend = models.flattened(flash_attn.bind(models.varlen, batch))
-            logits = self.model(torch.from_numpy(batch["tokens"]).reshape(1, -1), torch.from_numpy(batch["positions"]).reshape(1, -1), attend)
+            tokens, positions = (torch.from_numpy(batch[name]).reshape(1, -1) for name in ("tokens", "positions"))
+            logits = self.model(tokens, positions, attend)
             self.compare(models.token_losses(logits, torch.from_numpy(batch["labels"]), batch.label_convention == "shifted"), batch)
 
     def test_flex(self):
@@ -454,7 +457,8 @@ class LossTest(unittest.TestCase):
         alone = []
         for tokens in self.lists:
             n = len(tokens)
-            alone.append(losses(numpy.array([tokens]), numpy.arange(n)[None], numpy.tri(n, dtype=bool), numpy.array([tokens[1:] + [-100]])).sum())
+            labels = numpy.array([tokens[1:] + [-100]])
+            alone.append(losses(numpy.array([tokens]), numpy.arange(n)[None], numpy.tri(n, dtype=bool), labels).sum())
         batch = testing.make_batch(self.lists, width=32, labels="shifted", seg_align=4)
         x = adapters.get("jax")(batch)
         same = x["segment_ids"][:, :, None] == x["segment_ids"][:, None, :]

@@ -190,7 +190,8 @@ class LossTest(unittest.TestCase):
             report = verify.loss(self.losses, batch)
             self.assertEqual(len(report.samples), 8)
             self.assertEqual(report.targets, sum(n - 1 for n in LENGTHS))
-            mean = verify.loss(lambda b: (self.losses(b) * torch.from_numpy(b["loss_weight"].reshape(-1))).sum() / b.loss_denominator, batch)
+            weigh = lambda b: (self.losses(b) * torch.from_numpy(b["loss_weight"].reshape(-1))).sum()  # noqa: E731
+            mean = verify.loss(lambda b: weigh(b) / b.loss_denominator, batch)
             self.assertAlmostEqual(mean.packed * batch.loss_denominator, report.packed, places=5)
 
     def test_a_loss_that_depends_on_the_pack(self):

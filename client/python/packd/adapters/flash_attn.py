@@ -45,7 +45,8 @@ def check(function: Callable[..., Any]) -> None:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise Unsupported(f"{name}: its parameters cannot be read, so its boundaries cannot be trusted", reason="UNKNOWN_SIGNATURE") from None
+        raise Unsupported(f"{name}: its parameters cannot be read, so its boundaries cannot be trusted",
+                          reason="UNKNOWN_SIGNATURE") from None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {key for key, parameter in parameters.items() if parameter.kind in by_name}
     missing = [key for key in REQUIRED if key not in named]

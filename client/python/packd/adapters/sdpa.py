@@ -36,4 +36,5 @@ def build(view: View, causal: bool = True, mask_bytes: int = 256 << 20) -> dict[
 
 
 ADAPTER = Adapter(name="sdpa", build=build, keys=("tokens", "labels", "loss_weight", "positions", "attn_mask"), cp="row", weights=True,
-                  token_axes={"tokens": 1, "labels": 1, "loss_weight": 1, "positions": -1, "attn_mask": 2}, doc="scaled_dot_product_attention")
+                  token_axes={"tokens": 1, "labels": 1, "loss_weight": 1, "positions": -1, "attn_mask": 2},
+                  doc="scaled_dot_product_attention")

@@ -70,7 +70,8 @@ class IsolationReport:
         """What is likely wrong, most likely first."""
         found = []
         if self.unrepeatable:
-            found.append(f"two runs of one batch differ by {self.unrepeatable:.3g}: switch off dropout (model.eval()), or state a tolerance")
+            found.append(f"two runs of one batch differ by {self.unrepeatable:.3g}: switch off dropout (model.eval()), or state a "
+                         "tolerance")
         if self.nans:
             found.append(f"{self.nans} real positions are NaN")
         found += self._leak_causes()
@@ -78,7 +79,8 @@ class IsolationReport:
             found.append("positions do not restart: samples that do not begin their row come out otherwise than alone: use the "
                          "batch's positions")
         if self.cut:
-            found.append("a boundary lies inside samples: their first token no longer reaches their last (boundaries of another row or batch?)")
+            found.append("a boundary lies inside samples: their first token no longer reaches their last (boundaries of another "
+                         "row or batch?)")
         if self.padding:
             found.append("padding reaches samples: use seq_lens for attention that is not causal, and every boundary of cu_seqlens")
         if self.silent:

@@ -2,7 +2,8 @@
 integers come out, and any foreign, missing or future key shows as a number.
 
 The mask comes from cu_seqlens; what is summed comes from positions (where they restart, a segment begins), so that each array
-catches the other. A function of the trainer returns means in its own dtype, not sums, so values are chosen such that rounding cannot hide anything:
+catches the other. A function of the trainer returns means in its own dtype, not sums, so values are chosen such that rounding
+cannot hide anything (it must sum in float32, as attention kernels do):
 
     code     2 channels a bit of the segment's index, one for the bit, one for its complement. A query's own segment leaves one of the
              two at exactly 0: a foreign key makes it positive, however many keys there are.
