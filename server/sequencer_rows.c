@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define JOB_VERSION 2    /* 1: without the world and skipped steps */
+#define JOB_VERSION 3    /* 1 had no commit_every, 2 neither world nor skipped steps */
 #define STREAM_VERSION 2 /* 1 ended with `ended` */
 #define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
 
@@ -94,9 +94,10 @@ static void put_spec(struct pd_buf *row, const struct pd_job_spec *spec)
     pd_buf_put_u32(row, spec->accum);
     pd_buf_put_u32(row, spec->segment_multiple);
     pd_buf_put_u8(row, spec->kind == PD_JOB_READER);
+    pd_buf_put_u32(row, spec->commit_every);
 }
 
-static void get_spec(struct pd_reader *row, struct pd_job_spec *spec)
+static void get_spec(struct pd_reader *row, uint8_t version, struct pd_job_spec *spec)
 {
     get_text(row, spec->name, sizeof spec->name);
     spec->step_packs = pd_reader_u32(row);
@@ -105,6 +106,8 @@ static void get_spec(struct pd_reader *row, struct pd_job_spec *spec)
     spec->accum = pd_reader_u32(row);
     spec->segment_multiple = pd_reader_u32(row);
     spec->kind = pd_reader_u8(row) ? PD_JOB_READER : PD_JOB_TRAINER;
+    if (version > 1)
+        spec->commit_every = pd_reader_u32(row);
     if (spec->step_packs == 0)
         row->failed = true;
 }
@@ -134,7 +137,7 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
     uint8_t version = pd_reader_u8(&row);
     if (version < 1 || version > JOB_VERSION)
         return PD_ECORRUPT;
-    get_spec(&row, &job->spec);
+    get_spec(&row, version, &job->spec);
     job->generation = pd_reader_u64(&row);
     job->first_pack = pd_reader_u64(&row);
     job->world_first_step = pd_reader_u64(&row);
@@ -151,8 +154,8 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
         job->commits[i].step = pd_reader_u64(&row);
         job->commits[i].wall_ns = pd_reader_u64(&row);
     }
-    job->world = version > 1 ? pd_reader_u64(&row) : job->generation;
-    int rc = version > 1 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
+    job->world = version > 2 ? pd_reader_u64(&row) : job->generation;
+    int rc = version > 2 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
     return rc ? rc : row_done(&row);
 }
 
