@@ -129,6 +129,12 @@ class Producer:
 
     def _tell(self) -> None:
         """The user's callbacks, on this thread."""
+        self._tell_rejects()
+        if self._on_progress and time.monotonic() - self._progress_at >= self._progress_seconds:
+            self._progress_at = time.monotonic()
+            self._on_progress(self.stats())
+
+    def _tell_rejects(self) -> None:
         while self._rejects:
             reject = self._rejects.popleft()
             if self._on_reject:
@@ -136,9 +142,6 @@ class Producer:
             else:
                 _log.warning("stream %s: samples %d to %d refused: %s: %s", self.stream, reject.seq, reject.seq + reject.count - 1,
                              reject.reason, reject.text)
-        if self._on_progress and time.monotonic() - self._progress_at >= self._progress_seconds:
-            self._progress_at = time.monotonic()
-            self._on_progress(self.stats())
 
     def put(self, tokens: Any, *, labels: Any = None, loss_mask: Any = None, weight: float | None = None, key: bytes | str | None = None,
             group: bytes | str | None = None, version: int = 0, tensors: Mapping[str, Any] | None = None,
@@ -349,7 +352,7 @@ class Producer:
                     self.flush(timeout)
             finally:
                 self._closer()
-                self._tell()
+                self._tell_rejects()
 
     def __enter__(self) -> Producer:
         return self
