@@ -301,3 +301,15 @@ void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats 
     stats->window_samples = planner->window.count;
     stats->window_tokens = planner->window.keys * planner->window.align;
 }
+
+void pd_planner_lane(const struct pd_planner *planner, uint32_t lane, struct pd_lane_view *view)
+{
+    PD_CHECK(lane < planner->lanes.count);
+    const struct pd_lane *at = &planner->lanes.lane[lane];
+    *view = (struct pd_lane_view){.cursor = at->cursor,
+                                  .deficit = at->deficit,
+                                  .weight = at->weight,
+                                  .pass = at->pass,
+                                  .ended = at->end_at != PD_PLACE_NEVER,
+                                  .exhausted = !at->active};
+}

@@ -146,6 +146,14 @@ uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
  * the lane below it is in packs made before, or in none. `floors` has room for lane_count numbers. */
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
+/* Where a lane, below lane_count, has got to. */
+struct pd_lane_view {
+    struct pd_cursor cursor; /* the next head to be drawn is there or behind it */
+    int64_t deficit;         /* in slot tokens; the largest is due */
+    uint32_t weight, pass;   /* pass: passes completed */
+    bool ended, exhausted;   /* its end is known; nothing of it will be drawn any more */
+};
+void pd_planner_lane(const struct pd_planner *planner, uint32_t lane, struct pd_lane_view *view);
 
 /* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore gives a planner that goes on bit for bit.
  * PD_ENOMEM; restore also PD_ECORRUPT (malformed) and PD_EMISMATCH (another PD_PLANNER_VERSION). */

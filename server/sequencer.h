@@ -177,6 +177,14 @@ struct pd_refusal_count {
     char reason[PD_REASON_MAX];
     uint64_t count;
 };
+struct pd_lane_status {
+    char name[PD_NAME_MAX + 1]; /* of its source or declared stream; "feed" */
+    uint32_t weight, pass;
+    int64_t deficit;
+    uint64_t samples, drawn; /* there are, and drawn from them; refused ones included */
+    uint64_t unplanned_bytes;
+    bool ended;
+};
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
@@ -188,6 +196,9 @@ struct pd_feed_status {
     uint64_t waiting_since_ns; /* wall clock */
     bool stopped;              /* planning has stopped for good; stop says why */
     struct pd_error stop;
+    uint64_t log_bytes, unplanned_bytes; /* of its blocks, plans and snapshots; not drawn yet */
+    struct pd_lane_status *lanes;
+    uint32_t lane_count;
     struct pd_stream_status *streams;
     uint32_t stream_count;
     struct pd_refusal_count refusals[PD_REFUSAL_REASONS_MAX];
@@ -226,13 +237,21 @@ int pd_sequencer_submit(struct pd_sequencer *sequencer, struct pd_request *reque
 /* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get
  * PD_ECLOSED. */
 void pd_sequencer_stop(struct pd_sequencer *sequencer);
-/* Ingest bytes granted now may not exceed what the log can take; the door asks before each
- * grant. Any thread. False: grant nothing, *why says it in words (static). */
-bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
-/* The log takes no further samples for lack of space. Any thread. */
+/* Whether credit may be granted for a lane of a feed; the door asks before each grant. */
+enum pd_seq_accept {
+    PD_SEQ_ACCEPTS,
+    PD_SEQ_LANE_SHARE,   /* the lane has its part of the log in samples that are not planned */
+    PD_SEQ_LOG_FULL,     /* no space, in the log or in the feed's share of it */
+    PD_SEQ_STOPPED_FEED, /* planning has stopped for good */
+};
+/* Any thread; *why says it in words (static). */
+enum pd_seq_accept pd_sequencer_accepts(const struct pd_sequencer *sequencer, uint32_t feed_index,
+                                        uint32_t lane, const char **why);
+/* Some feed, or this one, takes no further samples for lack of space. Any thread. */
 bool pd_sequencer_log_full(const struct pd_sequencer *sequencer);
-/* True where the log is nearly full and a commit of stall->job would free space; once accepts says
- * no, nothing else can. Any thread. */
+bool pd_sequencer_feed_full(const struct pd_sequencer *sequencer, uint32_t feed_index);
+/* True where the log is nearly full and a commit of stall->job would free space; once the feed is
+ * full, nothing else can. Any thread. */
 bool pd_sequencer_stall(struct pd_sequencer *sequencer, uint32_t feed_index,
                         struct pd_stall *stall);
 void pd_sequencer_free(struct pd_sequencer *sequencer);

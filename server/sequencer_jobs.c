@@ -103,7 +103,7 @@ static int check_feed_allows(const struct pd_sequencer *seq, const struct pd_seq
             "(%llu); use fewer rows and more accum",
             spec->name, spec->rows, (unsigned long long)bytes,
             (unsigned long long)seq->config->memory_batches_bytes);
-    return 0;
+    return pd_seq_job_fits(seq, feed, spec, error);
 }
 
 static int check_open(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,

@@ -44,6 +44,7 @@ static void feed_free(struct pd_seq_feed *feed)
 {
     pd_planner_free(feed->planner);
     pd_seq_supply_fini(&feed->supply);
+    pd_seq_space_fini(feed);
     pd_buf_fini(&feed->settings);
     for (uint32_t i = 0; i < feed->job_count; i++)
         free(feed->jobs[i]);
@@ -250,7 +251,7 @@ static void check_planned(struct pd_sequencer *seq, const struct planned *planne
         if (feed->planner &&
             (feed->packs != planned[i].packs || feed->plan_digest != planned[i].digest))
             pd_seq_feed_stop(
-                seq, feed, PD_EMISMATCH, "DIVERGED",
+                feed, PD_EMISMATCH, "DIVERGED",
                 "replaying the log does not end where the table of feeds says it does");
         feed->packs = planned[i].packs;
         feed->plan_digest = planned[i].digest;
@@ -280,13 +281,13 @@ static int replay(struct pd_sequencer *seq, struct pd_error *error)
 
 int pd_seq_load(struct pd_sequencer *seq, struct pd_error *error)
 {
-    for (uint32_t i = 0; i < PD_LOG_FEEDS_MAX; i++)
-        atomic_store(&seq->accepts[i], PD_SEQ_ACCEPTS);
     int rc = load_tables(seq, error);
     if (!rc)
         rc = pd_seq_feeds_configure(seq, error);
     if (!rc)
         rc = replay(seq, error);
+    if (!rc)
+        rc = pd_seq_space_load(seq, error);
     for (uint32_t i = 0; i < seq->state.feed_count; i++)
         seq->state.feeds[i]->announce = true;
     return rc;

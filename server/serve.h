@@ -31,6 +31,7 @@ struct pd_job_spec {
     uint32_t step_packs; /* P = dp_size * rows * accum */
     uint32_t dp_size, rows, accum;
     uint32_t segment_multiple; /* 0 = not asked */
+    uint32_t commit_every;     /* steps between commits, as intended; 0 = not stated. May differ */
     enum pd_job_kind kind;
 };
 

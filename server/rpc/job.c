@@ -35,6 +35,7 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
     out->kind = spec->kind == PD_JOB_READER ? PACKD__V1__JOB_KIND__JOB_READER
                                             : PACKD__V1__JOB_KIND__JOB_TRAINER;
     out->segment_multiple = spec->segment_multiple;
+    out->commit_every = spec->commit_every;
     out->seq_len = layout->seq_len;
     out->width = (char *)width_of(layout->width);
     out->n_widths = layout->width_count;
@@ -79,6 +80,7 @@ static int check_shape(const Packd__V1__OpenJobRequest *wire, struct pd_job_spec
     spec->rows = wire->rows;
     spec->accum = (uint32_t)accum;
     spec->segment_multiple = wire->segment_multiple;
+    spec->commit_every = wire->commit_every;
     spec->kind = wire->kind == PACKD__V1__JOB_KIND__JOB_READER ? PD_JOB_READER : PD_JOB_TRAINER;
     return 0;
 }
@@ -146,7 +148,6 @@ static void on_job_opened(struct pd_ask *ask)
     note_rank(rpc, request, wire);
     pd_job_spec_fill(&spec, &request->spec, feed);
     spec.arrays = wire->arrays;
-    spec.commit_every = wire->commit_every;
     response.log_id = (char *)pd_log_id(rpc->options.log);
     response.incarnation = rpc->incarnation;
     response.generation = request->generation;
