@@ -76,7 +76,7 @@ class ImageTest(unittest.TestCase):
         packd = subprocess.Popen(
             ["chroot", f"--userspec={UID}:{UID}", self.root, "/usr/bin/packd", "--config", "/etc/packd/packd.yaml", "--listen",
              "unix:/run/packd/packd.sock", "--http", "127.0.0.1:0", "--ports-file", "/run/packd/ports.json"],
-            env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.PIPE, text=True)
+            env={"PATH": "/usr/sbin:/usr/bin:/bin"}, stderr=subprocess.PIPE, text=True)
         self.addCleanup(packd.stderr.close)
         self.addCleanup(packd.kill)
         wait_for("packd of the image is ready", lambda: os.path.exists(ports) or packd.poll() is not None)
