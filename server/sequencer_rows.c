@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define JOB_VERSION 2    /* 1 had no commit_every */
+#define JOB_VERSION 3    /* 1 had no commit_every, 2 neither world nor skipped steps */
 #define STREAM_VERSION 2 /* 1 ended with `ended` */
 #define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
 
@@ -128,6 +128,8 @@ void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
         pd_buf_put_u64(row, job->commits[i].step);
         pd_buf_put_u64(row, job->commits[i].wall_ns);
     }
+    pd_buf_put_u64(row, job->world);
+    pd_step_ranges_encode(&job->skipped, row);
 }
 
 int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
@@ -152,7 +154,9 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
         job->commits[i].step = pd_reader_u64(&row);
         job->commits[i].wall_ns = pd_reader_u64(&row);
     }
-    return row_done(&row);
+    job->world = version > 2 ? pd_reader_u64(&row) : job->generation;
+    int rc = version > 2 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
+    return rc ? rc : row_done(&row);
 }
 
 /* ---- feeds ---- */
