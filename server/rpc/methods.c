@@ -40,6 +40,9 @@ static const struct pd_method unbuilt[] = {
     {0},
 };
 
+const struct pd_method pd_method_refused = {
+    .path = "refused", .call_bytes = sizeof(struct pd_call), .unary = true, .message = ignore};
+
 static const struct pd_method unknown = {.path = "unknown",
                                          .call_bytes = sizeof(struct pd_call),
                                          .unary = true,

@@ -46,6 +46,9 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc,
 const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count);
 /* Random per start: on the wire, so that clients see a restart. */
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
+/* Reads the token files of `auth` again (certificates are read again by themselves); on failure those
+ * in force stay. Main thread. */
+int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
 /* Stops taking new work, as Admin.Drain. Any thread; at once. */
