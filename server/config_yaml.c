@@ -133,6 +133,8 @@ static int set_names(struct walk *walk, const struct pd_key *key, yaml_node_t *n
     if (rc != 0 || list_size(node) == 0)
         return rc;
     char *at = (char *)base + key->offset_bytes;
+    char what[32]; /* "streams" lists streams */
+    snprintf(what, sizeof what, "%.*s", (int)strlen(key->path) - 1, key->path);
     uint32_t count = (uint32_t)list_size(node);
     char(*names)[PD_NAME_MAX + 1] = calloc(count, sizeof *names);
     if (!names)
@@ -145,7 +147,7 @@ static int set_names(struct walk *walk, const struct pd_key *key, yaml_node_t *n
         rc = list_item_text(walk, node, i, path, &text);
         if (rc != 0)
             return rc;
-        rc = pd_name_check("name", text, walk->error);
+        rc = pd_name_check(what, text, walk->error);
         if (rc != 0)
             return placed(walk, node, path, rc);
         snprintf(names[i], sizeof names[i], "%s", text);

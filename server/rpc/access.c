@@ -40,14 +40,17 @@ static const struct {
     uint32_t roles; /* any of them */
     bool admin;     /* part of Admin */
     bool health;    /* served at the health door */
+    bool whole;     /* about no feed: for principals of all feeds */
 } methods[] = {
-    {"/packd.v1.Ingest/", PD_ROLE_PRODUCE, false, false},
-    {"/packd.v1.Feed/", PD_ROLE_READ, false, false},
-    {"/packd.v1.Admin/Status", PD_ROLE_OBSERVE | PD_ROLE_ADMIN, true, false},
-    {"/packd.v1.Admin/Explain", PD_ROLE_OBSERVE | PD_ROLE_ADMIN, true, false},
-    {"/grpc.health.v1.Health/", 0, false, true},
-    {"/grpc.reflection.", 0, false, true},
-    {"/", PD_ROLE_ADMIN, true, false},
+    {"/packd.v1.Ingest/", .roles = PD_ROLE_PRODUCE},
+    {"/packd.v1.Feed/", .roles = PD_ROLE_READ},
+    {"/packd.v1.Admin/Status", .roles = PD_ROLE_OBSERVE | PD_ROLE_ADMIN, .admin = true},
+    {"/packd.v1.Admin/Explain", .roles = PD_ROLE_OBSERVE | PD_ROLE_ADMIN, .admin = true},
+    {"/packd.v1.Admin/Drain", .roles = PD_ROLE_ADMIN, .admin = true, .whole = true},
+    {"/packd.v1.Admin/SelfTest", .roles = PD_ROLE_ADMIN, .admin = true, .whole = true},
+    {"/grpc.health.v1.Health/", .health = true},
+    {"/grpc.reflection.", .health = true},
+    {"/", .roles = PD_ROLE_ADMIN, .admin = true},
 };
 
 static size_t method_row(const char *method, size_t size)
@@ -282,6 +285,10 @@ static int check_call(struct pd_access *access, enum pd_door door, size_t row, g
     if (rc == 0 && !((*who)->roles & methods[row].roles))
         rc = pd_error_set(error, PD_EDENIED, "NOT_ALLOWED",
                           "%s may not do this: none of its roles allows it", (*who)->name);
+    if (rc == 0 && methods[row].whole && (*who)->feed_count > 0)
+        rc = pd_error_set(error, PD_EDENIED, "NOT_ALLOWED",
+                          "%s may not do this: it is about the whole server, not about a feed",
+                          (*who)->name);
     return rc;
 }
 
@@ -312,13 +319,18 @@ int pd_access_admit(struct pd_access *access, enum pd_door door, const char *met
     return rc;
 }
 
+bool pd_access_has_feed(const struct pd_principal_config *who, const char *feed)
+{
+    bool found = !who || who->feed_count == 0;
+    for (uint32_t i = 0; !found && i < who->feed_count; i++)
+        found = strcmp(who->feeds[i], feed) == 0;
+    return found;
+}
+
 int pd_access_feed(const struct pd_principal_config *who, const char *feed, struct pd_error *error)
 {
-    if (!who || who->feed_count == 0)
+    if (pd_access_has_feed(who, feed))
         return 0;
-    for (uint32_t i = 0; i < who->feed_count; i++)
-        if (strcmp(who->feeds[i], feed) == 0)
-            return 0;
     pd_log(PD_LOG_WARN, "access_refused", "principal=%s feed=%.64s reason=NOT_ALLOWED", who->name,
            feed);
     return pd_error_set(error, PD_EDENIED, "NOT_ALLOWED", "%s may not use the feed %.64s",

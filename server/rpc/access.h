@@ -11,13 +11,10 @@
 
 #include "base/err.h"
 #include "server/config.h"
+#include "server/rpc/rpc.h"
 
 #include <grpc/grpc.h>
 #include <stdbool.h>
-
-/* Which listener a call came through. */
-enum pd_door { PD_DOOR_MAIN, PD_DOOR_ADMIN, PD_DOOR_HEALTH };
-#define PD_DOORS 3
 
 struct pd_access;
 
@@ -36,7 +33,8 @@ int pd_access_reload(struct pd_access *access, struct pd_error *error) PD_MUST_C
 int pd_access_admit(struct pd_access *access, enum pd_door door, const char *method, size_t size,
                     grpc_call *call, const grpc_metadata_array *metadata,
                     const struct pd_principal_config **who, struct pd_error *error) PD_MUST_CHECK;
-/* PD_EDENIED, NOT_ALLOWED: not a feed of `who`. */
+bool pd_access_has_feed(const struct pd_principal_config *who, const char *feed);
+/* PD_EDENIED, NOT_ALLOWED: not a feed of `who`; logged. */
 int pd_access_feed(const struct pd_principal_config *who, const char *feed,
                    struct pd_error *error) PD_MUST_CHECK;
 

@@ -107,8 +107,8 @@ struct pd_rpc {
     struct pd_access *access;
     struct pd_rpc_thread *threads;
     uint32_t thread_count;
-    char **addresses;
-    uint32_t address_count;
+    char *addresses[PD_DOORS][PD_LISTEN_MAX];
+    uint32_t address_counts[PD_DOORS];
     uint64_t incarnation, started_wall_ns;
     struct pd_credit_pool credit;
     atomic_bool serving, draining, stopping;
@@ -126,7 +126,7 @@ void pd_rpc_live_add(struct pd_rpc *rpc, int amount);
 bool pd_rpc_is_ready(struct pd_rpc *rpc);
 
 /* ---- listeners.c ---- */
-/* Makes the servers and binds their addresses; rpc->addresses has those of `listen`, as bound. */
+/* Makes the servers and binds their addresses; rpc->addresses has them as bound. */
 int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 

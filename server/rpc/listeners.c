@@ -64,8 +64,7 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
         if (!rpc->servers[door])
             return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
     }
-    rpc->addresses = calloc(config->listen_count + 1, sizeof(*rpc->addresses));
-    return rpc->addresses ? 0 : pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory");
+    return 0;
 }
 
 /* ---- TLS ---- */
@@ -149,51 +148,31 @@ static int set_mode(const struct pd_config *config, const char *address, struct 
                         path, config->listen_mode, strerror(errno));
 }
 
-/* Binds one address; *port is the port of a TCP address. */
 static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
-                    grpc_server_credentials *tls, int *port, struct pd_error *error)
+                    grpc_server_credentials *tls, struct pd_error *error)
 {
     grpc_server_credentials *plain = grpc_insecure_server_credentials_create();
     bool use_tls = tls && door != PD_DOOR_HEALTH && !is_unix(address);
-    *port = grpc_server_add_http2_port(rpc->servers[door], address, use_tls ? tls : plain);
+    int port = grpc_server_add_http2_port(rpc->servers[door], address, use_tls ? tls : plain);
     grpc_server_credentials_release(plain);
-    if (*port == 0)
+    if (port == 0)
         return pd_error_set(error, PD_EUNAVAIL, "BIND",
                             "cannot listen on %s: the address is in use, or not one of this "
                             "machine",
                             address);
+    char *bound = bound_address(address, port);
+    if (!bound)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
+    rpc->addresses[door][rpc->address_counts[door]++] = bound;
     return is_unix(address) ? set_mode(rpc->options.config, address, error) : 0;
 }
 
-static int bind_main(struct pd_rpc *rpc, grpc_server_credentials *tls, struct pd_error *error)
-{
-    const struct pd_config *config = rpc->options.config;
-    int rc = 0;
-
-    for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
-        int port;
-        rc = bind_one(rpc, PD_DOOR_MAIN, config->listen[i], tls, &port, error);
-        if (rc != 0)
-            break;
-        rpc->addresses[i] = bound_address(config->listen[i], port);
-        rpc->address_count++;
-        if (!rpc->addresses[i])
-            rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
-    }
-    return rc;
-}
-
-static int bind_rest(struct pd_rpc *rpc, enum pd_door door, char *const *addresses, uint32_t count,
+static int bind_door(struct pd_rpc *rpc, enum pd_door door, char *const *addresses, uint32_t count,
                      grpc_server_credentials *tls, struct pd_error *error)
 {
     int rc = 0;
-    for (uint32_t i = 0; i < count && rc == 0; i++) {
-        int port;
-        rc = bind_one(rpc, door, addresses[i], tls, &port, error);
-        if (rc == 0 && !is_unix(addresses[i]))
-            pd_log(PD_LOG_INFO, "listening", "door=%s port=%d",
-                   door == PD_DOOR_ADMIN ? "admin" : "health", port);
-    }
+    for (uint32_t i = 0; i < count && rc == 0; i++)
+        rc = bind_one(rpc, door, addresses[i], tls, error);
     return rc;
 }
 
@@ -219,12 +198,12 @@ int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
     if (rc == 0 && pd_config_has_tls(config))
         tls = tls_credentials(config);
     if (rc == 0)
-        rc = bind_main(rpc, tls, error);
+        rc = bind_door(rpc, PD_DOOR_MAIN, config->listen, config->listen_count, tls, error);
     if (rc == 0)
-        rc = bind_rest(rpc, PD_DOOR_ADMIN, config->listen_admin, config->listen_admin_count, tls,
+        rc = bind_door(rpc, PD_DOOR_ADMIN, config->listen_admin, config->listen_admin_count, tls,
                        error);
     if (rc == 0)
-        rc = bind_rest(rpc, PD_DOOR_HEALTH, config->listen_health, config->listen_health_count, tls,
+        rc = bind_door(rpc, PD_DOOR_HEALTH, config->listen_health, config->listen_health_count, tls,
                        error);
     grpc_server_credentials_release(tls);
     if (rc == 0)

@@ -312,10 +312,10 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
 
 /* ---- running ---- */
 
-const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count)
+const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, enum pd_door door, uint32_t *count)
 {
-    *count = rpc->address_count;
-    return (const char *const *)rpc->addresses;
+    *count = rpc->address_counts[door];
+    return (const char *const *)rpc->addresses[door];
 }
 
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc)
@@ -455,9 +455,9 @@ void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
 void pd_rpc_free(struct pd_rpc *rpc)
 {
     pd_credit_pool_fini(&rpc->credit);
-    for (uint32_t i = 0; i < rpc->address_count; i++)
-        free(rpc->addresses[i]);
-    free(rpc->addresses);
+    for (int door = 0; door < PD_DOORS; door++)
+        for (uint32_t i = 0; i < rpc->address_counts[door]; i++)
+            free(rpc->addresses[door][i]);
     free(rpc->threads);
     pd_access_free(rpc->access);
     (void)pthread_cond_destroy(&rpc->changed);
