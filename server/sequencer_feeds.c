@@ -230,14 +230,36 @@ static int reset_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
     free(feed->lane_ended);
     feed->lane_ended = ended;
     feed->lane_count = lanes;
+    for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
+        feed->weights[i] = i < feed->config->source_count ? feed->config->sources[i].lane.weight : 0;
     int rc = set_sources(seq, feed, error);
     return rc ? rc : record_settings(seq, feed, settings, error);
+}
+
+/* That of a deleted feed, or the next one. */
+static uint32_t free_number(const struct pd_seq_state *state)
+{
+    for (uint32_t i = 0; i < state->feed_count; i++)
+        if (state->feeds[i]->gone == PD_SEQ_PURGED)
+            return i;
+    return state->feed_count;
+}
+
+bool pd_seq_feeds_full(const struct pd_seq_state *state)
+{
+    return free_number(state) == PD_LOG_FEEDS_MAX;
 }
 
 static int add_feed(struct pd_sequencer *seq, const struct pd_feed_config *config,
                     struct pd_seq_feed **out, struct pd_error *error)
 {
     struct pd_seq_state *state = &seq->state;
+    uint32_t number = free_number(state);
+    if (pd_seq_feeds_full(state))
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_FEEDS",
+                            "the log has %u feeds, deleted ones that are still being removed "
+                            "included",
+                            number);
     struct pd_seq_feed **feeds = realloc(state->feeds, (state->feed_count + 1) * sizeof *feeds);
     if (!feeds)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
@@ -245,11 +267,39 @@ static int add_feed(struct pd_sequencer *seq, const struct pd_feed_config *confi
     struct pd_seq_feed *feed = calloc(1, sizeof *feed);
     if (!feed)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
-    feed->number = state->feed_count;
+    feed->number = number;
     memcpy(feed->name, config->name, sizeof feed->name);
-    state->feeds[state->feed_count++] = feed;
+    if (number < state->feed_count)
+        pd_seq_feed_free(state->feeds[number]);
+    else
+        state->feed_count++;
+    state->feeds[number] = feed;
     *out = feed;
-    return 0;
+    return pd_log_put_lowest_pack(seq->log, number, 0, error);
+}
+
+static void join_config(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint32_t index)
+{
+    feed->index = index;
+    feed->config = &seq->config->feeds[index];
+    pd_log_set_feed_number(seq->log, index, feed->number);
+}
+
+int pd_seq_feed_make(struct pd_sequencer *seq, uint32_t index, struct pd_seq_feed **out,
+                     struct pd_error *error)
+{
+    struct pd_buf settings = {0};
+    struct pd_seq_feed *feed = NULL;
+    int rc = add_feed(seq, &seq->config->feeds[index], &feed, error);
+    if (rc)
+        return rc;
+    join_config(seq, feed, index);
+    pd_seq_settings_encode(feed->config, &settings);
+    rc = settings.failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory")
+                         : reset_feed(seq, feed, &settings, error);
+    pd_buf_fini(&settings);
+    *out = feed;
+    return rc;
 }
 
 static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_error *error)
@@ -259,9 +309,7 @@ static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_er
     int rc = feed ? 0 : add_feed(seq, config, &feed, error);
     if (rc)
         return rc;
-    feed->index = index;
-    feed->config = config;
-    pd_log_set_feed_number(seq->log, index, feed->number);
+    join_config(seq, feed, index);
     struct pd_buf settings = {0};
     pd_seq_settings_encode(config, &settings);
     bool same = feed->settings.size_bytes == settings.size_bytes && !settings.failed &&
@@ -316,6 +364,7 @@ int pd_seq_end_feed(struct pd_sequencer *seq, struct pd_request_end_feed *reques
     int rc = pd_seq_feed_named(seq, request->feed, &feed, &request->base.error);
     if (rc || feed->end_declared)
         return rc;
+    request->base.record = pd_log_next_position(seq->log);
     return end_feed(seq, feed, &request->base.error);
 }
 
@@ -419,6 +468,8 @@ int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request)
     if (feed->end_declared)
         return pd_error_set(&request->base.error, PD_EMISMATCH, "FEED_ENDED",
                             "feed '%s' has ended: everything will be packed anyway", feed->name);
+    request->base.record = pd_log_next_position(seq->log);
+    request->base.effective_pack = feed->packs;
     return pd_seq_flush_write(seq, feed, request->packs, &request->base.error);
 }
 

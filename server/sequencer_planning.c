@@ -283,6 +283,14 @@ int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
 
 /* ---- controls ---- */
 
+static const char *limit_reason(enum pd_control_kind kind)
+{
+    if (kind == PD_CONTROL_FLUSH)
+        return "TOO_MANY_FLUSHES";
+    return kind == PD_CONTROL_SKIP || kind == PD_CONTROL_SKIP_RULE ? "TOO_MANY_SKIPS"
+                                                                   : "TOO_MANY_CHANGES";
+}
+
 int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_control *control, struct pd_error *error)
 {
@@ -294,7 +302,9 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     control->at = pd_log_next_position(seq->log);
     int rc = pd_planner_control(feed->planner, control);
     if (rc == PD_ELIMIT)
-        return pd_error_set(error, rc, "TOO_MANY_FLUSHES", "feed '%s' has too many open flushes",
+        return pd_error_set(error, rc, limit_reason(control->kind),
+                            "feed '%s' has as many records of this kind as may wait for their pack "
+                            "or sample; try again when more has been packed",
                             feed->name);
     if (rc)
         return pd_error_set(error, rc, "PLANNER",
@@ -513,6 +523,16 @@ int pd_seq_planner_replay(struct pd_sequencer *seq, struct pd_seq_feed *feed,
         return replay_control(seq, feed, control);
     case PD_RECORD_HORIZON:
         return replay_horizon(seq, feed, record);
+    case PD_RECORD_MIXTURE:
+        control.kind = PD_CONTROL_WEIGHTS;
+        control.from_pack = pd_reader_u64(&body);
+        for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
+            control.weights[i] = pd_reader_u32(&body);
+        return replay_control(seq, feed, control);
+    case PD_RECORD_SKIP_SAMPLES:
+    case PD_RECORD_DELETE_STREAM:
+        pd_seq_rule_decode(&control, &body);
+        return replay_control(seq, feed, control);
     default:
         return 0; /* blocks reach the planner through the supply; the rest does not concern it */
     }
