@@ -263,9 +263,8 @@ const struct ctl_command ctl_delete_stream_command = {
     .run = run_delete_stream,
 };
 
-static const struct option feed_options[] = {{"feed", required_argument, NULL, OPT_FEED},
-                                             {"force", no_argument, NULL, OPT_FORCE},
-                                             {0}};
+static const struct option feed_options[] = {
+    {"feed", required_argument, NULL, OPT_FEED}, {"force", no_argument, NULL, OPT_FORCE}, {0}};
 
 static void print_feed(const struct order *o, const json_t *reply)
 {

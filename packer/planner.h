@@ -72,7 +72,6 @@ struct pd_live_rules {
     uint32_t shuffle_samples;
     uint64_t shuffle_bytes;
     enum pd_over_length over_length;
-    uint32_t segments_max;
 };
 
 /* Where heads come from: the server reads them from the log, tests from arrays.

@@ -84,8 +84,7 @@ struct pd_live_rules pd_live_rules_of(const struct pd_rules *rules)
                                   .order = rules->order,
                                   .shuffle_samples = rules->shuffle_samples,
                                   .shuffle_bytes = rules->shuffle_bytes,
-                                  .over_length = rules->over_length,
-                                  .segments_max = rules->segments_max};
+                                  .over_length = rules->over_length};
 }
 
 void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live)
@@ -97,7 +96,6 @@ void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live)
     rules->shuffle_samples = live->shuffle_samples;
     rules->shuffle_bytes = live->shuffle_bytes;
     rules->over_length = live->over_length;
-    rules->segments_max = live->segments_max;
 }
 
 int pd_live_rules_check(const struct pd_rules *rules, const struct pd_live_rules *live,

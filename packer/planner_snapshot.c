@@ -374,7 +374,6 @@ static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
     put(buf, live->shuffle_samples);
     put(buf, live->shuffle_bytes);
     put(buf, live->over_length);
-    put(buf, live->segments_max);
 }
 
 static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
@@ -386,7 +385,6 @@ static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
     live->shuffle_samples = get32(reader);
     live->shuffle_bytes = get(reader);
     live->over_length = (enum pd_over_length)get32(reader);
-    live->segments_max = get32(reader);
 }
 
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)

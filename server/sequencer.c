@@ -419,6 +419,8 @@ static int open_state(struct pd_sequencer *seq, struct pd_error *error)
     for (uint32_t i = 0; !rc && i < seq->state.feed_count; i++) {
         struct pd_seq_feed *feed = seq->state.feeds[i];
         if (feed->planner)
+            rc = pd_seq_settings_act(seq, feed, error);
+        if (!rc && feed->planner)
             rc = pd_seq_feed_check_end(seq, feed, 0, error);
     }
     if (!rc)

@@ -59,10 +59,9 @@ static int take_weight(const struct pd_seq_feed *feed, const struct pd_source_we
         return pd_error_set(error, PD_EINVAL, "BAD_MIXTURE", "source '%s' is named twice",
                             config->sources[lane].name);
     if (from->weight > PD_LANE_WEIGHT_MAX)
-        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
-                            "weight %llu of source '%s': at most %u is possible",
-                            (unsigned long long)from->weight, config->sources[lane].name,
-                            PD_LANE_WEIGHT_MAX);
+        return pd_error_set(
+            error, PD_EINVAL, "BAD_RANGE", "weight %llu of source '%s': at most %u is possible",
+            (unsigned long long)from->weight, config->sources[lane].name, PD_LANE_WEIGHT_MAX);
     named[lane] = true;
     weights[lane] = (uint32_t)from->weight;
     return 0;
@@ -125,10 +124,10 @@ void pd_seq_rule_encode(const struct pd_control *control, struct pd_buf *body)
     const struct pd_skip_rule *rule = &control->rule;
     bool one = control->kind == PD_CONTROL_SKIP;
     pd_buf_put_u64(body, control->from_pack);
-    pd_buf_put_u8(body, (uint8_t)((rule->by_stream ? BY_STREAM : 0) |
-                                  (rule->by_source ? BY_SOURCE : 0) |
-                                  (rule->by_group ? BY_GROUP : 0) | (rule->by_key ? BY_KEY : 0) |
-                                  (one ? ONE_SAMPLE : 0)));
+    pd_buf_put_u8(body,
+                  (uint8_t)((rule->by_stream ? BY_STREAM : 0) | (rule->by_source ? BY_SOURCE : 0) |
+                            (rule->by_group ? BY_GROUP : 0) | (rule->by_key ? BY_KEY : 0) |
+                            (one ? ONE_SAMPLE : 0)));
     pd_buf_put_u32(body, one ? control->stream : rule->stream);
     pd_buf_put_u32(body, rule->source);
     pd_buf_put_u64(body, one ? control->seq : rule->first_seq);

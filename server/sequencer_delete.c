@@ -68,16 +68,18 @@ static int check_unused(const struct pd_sequencer *seq, const struct pd_seq_feed
 {
     uint32_t producers = 0, calls = 0;
     for (uint32_t i = 0; i < seq->state.stream_count; i++)
-        producers += seq->state.streams[i]->feed == feed->number && seq->state.streams[i]->connected;
+        producers +=
+            seq->state.streams[i]->feed == feed->number && seq->state.streams[i]->connected;
     for (uint32_t i = 0; i < feed->job_count; i++)
         if (!feed->jobs[i]->deleted)
             calls += pd_serve_job_calls(seq->serve, feed->index, feed->jobs[i]->id);
     if (producers == 0 && calls == 0)
         return 0;
-    return pd_error_set(error, PD_EMISMATCH, "IN_USE",
-                        "feed '%s' has %u connected producers and %u open fetch calls; end them, or "
-                        "delete it with `force`",
-                        feed->name, producers, calls);
+    return pd_error_set(
+        error, PD_EMISMATCH, "IN_USE",
+        "feed '%s' has %u connected producers and %u open fetch calls; end them, or "
+        "delete it with `force`",
+        feed->name, producers, calls);
 }
 
 /* Rows that name the old number; its streams are known by their own. */

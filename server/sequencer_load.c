@@ -46,6 +46,7 @@ void pd_seq_feed_free(struct pd_seq_feed *feed)
     pd_seq_supply_fini(&feed->supply);
     pd_seq_space_fini(feed);
     pd_buf_fini(&feed->settings);
+    pd_buf_fini(&feed->first_settings);
     for (uint32_t i = 0; i < feed->job_count; i++)
         pd_seq_job_free(feed->jobs[i]);
     free(feed->jobs);

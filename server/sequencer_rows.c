@@ -9,7 +9,7 @@
 
 #define JOB_VERSION 3    /* 1 had no commit_every, 2 neither world nor skipped steps */
 #define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
-#define FEED_VERSION 4   /* 1 ended with the lanes, 2 with the refusals, 3 with lowest_pack */
+#define FEED_VERSION 5   /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights */
 
 static void put_text(struct pd_buf *row, const char *text)
 {
@@ -185,6 +185,8 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
     pd_buf_put_u8(row, (uint8_t)feed->gone);
     for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
         pd_buf_put_u32(row, feed->weights[i]);
+    pd_buf_put_string(row, (const char *)feed->first_settings.data,
+                      feed->first_settings.size_bytes);
 }
 
 static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
@@ -241,10 +243,17 @@ int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
         feed->lowest_pack = pd_reader_u64(&row);
     if (version > 3)
         get_live(feed, &row);
-    if (!pd_reader_done(&row) || !settings || !ended || lanes > PD_LANES_MAX)
+    size_t first_size = settings_size;
+    const char *first = version > 4 ? pd_reader_string(&row, &first_size) : settings;
+    if (!pd_reader_done(&row) || !settings || !first || !ended || lanes > PD_LANES_MAX)
         return PD_ECORRUPT;
     pd_buf_put(&feed->settings, settings, settings_size);
-    return feed->settings.failed ? PD_ENOMEM : copy_lanes(feed, ended, lanes);
+    pd_buf_put(&feed->first_settings, first, first_size);
+    if (feed->settings.failed || feed->first_settings.failed)
+        return PD_ENOMEM;
+    if (version < 4) /* nobody could set them otherwise */
+        pd_seq_settings_weights(&feed->settings, feed->weights);
+    return copy_lanes(feed, ended, lanes);
 }
 
 /* ---- writing ---- */

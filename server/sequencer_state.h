@@ -5,7 +5,8 @@
  *   sequencer.c           mailbox, thread, groups, answers after the commit
  *   sequencer_load.c      the state from the log: tables, snapshots, replay
  *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
- *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_settings.c  settings in the log, which of them may change
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_skip.c      SkipSteps
  *   sequencer_controls.c  SetMixture, SkipSamples
@@ -122,8 +123,10 @@ struct pd_seq_feed {
     const struct pd_feed_config
         *config; /* NULL: no longer in the configuration; kept, not served */
     uint64_t config_digest;
-    struct pd_buf settings;           /* as recorded: key and value texts */
-    char (*sources)[PD_NAME_MAX + 1]; /* source s is sources[s - 1] */
+    struct pd_buf settings;              /* of the file, as recorded: key and value texts */
+    struct pd_buf first_settings;        /* those that the feed was made with */
+    bool rules_changed, weights_changed; /* in the file since the last start; to act yet */
+    char (*sources)[PD_NAME_MAX + 1];    /* source s is sources[s - 1] */
     uint32_t source_count;
     uint8_t *lane_ended;
     uint32_t lane_count;
@@ -136,7 +139,7 @@ struct pd_seq_feed {
     bool has_data, end_declared, dirty;
     uint32_t weights[PD_LANES_WEIGHTED_MAX]; /* of its sources, as set last */
     enum pd_seq_gone gone;
-    bool reborn; /* serve has still to hear that the feed before it is gone */
+    bool reborn;                 /* serve has still to hear that the feed before it is gone */
     uint64_t packs, plan_digest; /* as of the last Horizon */
     /* trimming */
     uint64_t lowest_pack;                       /* packs below it are gone, or going */
@@ -172,7 +175,7 @@ struct pd_seq_state {
     uint32_t stream_count, stream_capacity;
     uint32_t *streams_by_name; /* ids, ascending by name; without deleted ones */
     uint32_t name_count;
-    uint32_t *dirty_streams;   /* ids of those whose row is to be written */
+    uint32_t *dirty_streams; /* ids of those whose row is to be written */
     uint32_t dirty_count;
 };
 
@@ -272,8 +275,27 @@ void pd_seq_streams_forget(struct pd_seq_state *state, uint32_t feed);
 
 /* ---- sequencer_feeds.c ---- */
 
+/* ---- sequencer_settings.c ---- */
+
 /* Settings that shape batches, as key and value texts: recorded, compared at the next start. */
 void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf);
+/* Those of a feed with data against those of the file: PD_EMISMATCH FIXED_KEY names a key that must not
+ * change; what changed and may is noted in the feed. */
+int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wanted,
+                            struct pd_error *error) PD_MUST_CHECK;
+/* Once the planner is there: writes the records of what was noted. */
+int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                        struct pd_error *error) PD_MUST_CHECK;
+/* Sets the rules that settings name; the weights of their sources, returns how many there are. */
+void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *live);
+uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
+                                 uint32_t weights[PD_LANES_WEIGHTED_MAX]);
+/* The control of a RULES record. */
+void pd_seq_settings_replay(const struct pd_seq_feed *feed, struct pd_control *control,
+                            struct pd_reader *body);
+
+/* ---- sequencer_feeds.c: configuration ---- */
+
 /* Joins configuration and log: new feeds are added, changed ones recorded or refused
  * (PD_EMISMATCH). */
 int pd_seq_feeds_configure(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;

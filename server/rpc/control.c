@@ -100,8 +100,7 @@ static void set_mixture(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     }
     struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_SET_MIXTURE, on_mixed);
-    struct pd_source_weight *weights =
-        ask ? calloc(wire->n_weights + 1, sizeof(*weights)) : NULL;
+    struct pd_source_weight *weights = ask ? calloc(wire->n_weights + 1, sizeof(*weights)) : NULL;
     if (ask && !weights) {
         (void)pd_call_fail_with(call, PD_ENOMEM, "NO_MEMORY", "no memory for a request");
         pd_ask_free(ask);

@@ -637,10 +637,8 @@ static bool too_old(const struct planner_case *c, const struct packs *packs)
 const char *packs_unsound(const struct planner_case *c, const struct packs *packs)
 {
     struct pd_rules rules = c->rules;
-    if (c->has_rules) { /* which held for which pack the model knows */
-        rules.segments_max = 0;
-        rules.strategy = PD_STRATEGY_EXACT;
-    }
+    if (c->has_rules)
+        rules.strategy = PD_STRATEGY_EXACT; /* which held for which pack the model knows */
     for (size_t i = 0; i < packs->count; i++) {
         const char *why = pack_unsound(&rules, &packs->pack[i]);
         if (why)
