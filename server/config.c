@@ -333,10 +333,12 @@ static void hash_several(XXH3_state_t *state, const struct pd_key *key,
             for (size_t k = 0; k < pd_source_keys.count; k++)
                 hash_pair(state, &pd_source_keys.keys[k], &feed->sources[i]);
         }
-    } else if (key->kind == PD_KEY_WIDTHS) {
-        hash_u32(state, feed->layout.width_count);
-        for (uint32_t i = 0; i < feed->layout.width_count; i++)
-            hash_u32(state, feed->layout.widths[i]);
+    } else if (key->kind == PD_KEY_NUMBERS) {
+        uint32_t count;
+        const uint32_t *numbers = pd_key_numbers(key, feed, &count);
+        hash_u32(state, count);
+        for (uint32_t i = 0; i < count; i++)
+            hash_u32(state, numbers[i]);
     } else {
         PD_CHECK(key->kind == PD_KEY_VIEWS);
         hash_u32(state, feed->drop_views_count);

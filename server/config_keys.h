@@ -31,7 +31,7 @@ enum pd_key_kind {
     PD_KEY_LISTEN,
     PD_KEY_STREAMS,
     PD_KEY_SOURCES,
-    PD_KEY_WIDTHS,
+    PD_KEY_NUMBERS, /* a uint32_t array of the member's size, the count in the uint32_t behind it */
     PD_KEY_VIEWS,
     PD_KEY_JOBS,
     PD_KEY_FEEDS,
@@ -63,6 +63,8 @@ int pd_key_set(const struct pd_key *key, void *base, const char *text,
                struct pd_error *error) PD_MUST_CHECK;
 /* The key's value in the words of the file, as pd_key_set takes it; scalars only. */
 void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t size);
+/* The items of a PD_KEY_NUMBERS key. */
+const uint32_t *pd_key_numbers(const struct pd_key *key, const void *base, uint32_t *count);
 /* Sets every scalar of *base (zeroed memory) to its default. PD_ENOMEM. */
 int pd_keys_default(const struct pd_key_table *table, void *base) PD_MUST_CHECK;
 /* "whole number from 1 to 64", "exact | sequential | none", for errors and the reference. */
@@ -77,12 +79,6 @@ void pd_feed_derive(struct pd_feed_config *feed);
 
 /* Fills max_sample_bytes. */
 void pd_config_derive(struct pd_config *config);
-/* What a lane of the feed may hold unplanned: its part of half the feed's share of the log. */
-uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
-/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
- * fills the log. */
-#define PD_LANE_BLOCKS_BYTES (2ull << 20)
-
 /* The candidate that `word` was probably meant to be, or NULL: at most two edits away, and fewer
  * than half its letters. */
 const char *pd_nearest(const char *word, const char *const *candidates, size_t count);

@@ -30,7 +30,7 @@
 
 const char *const pd_log_db_names[PD_DB_COUNT] = {"records",   "heads",   "bodies", "plans",
                                                   "streams",   "sources", "feeds",  "jobs",
-                                                  "snapshots", "meta"};
+                                                  "snapshots", "meta",    "views",  "tensors"};
 
 /* ---- keys and seals ---- */
 
@@ -102,6 +102,13 @@ struct pd_log_key pd_log_key_text(const char *text)
     struct pd_log_key key = {.size_bytes = strlen(text)};
     PD_CHECK(key.size_bytes <= PD_LOG_KEY_MAX);
     memcpy(key.bytes, text, key.size_bytes);
+    return key;
+}
+
+struct pd_log_key pd_log_key_lowest(uint32_t feed)
+{
+    struct pd_log_key key = pd_log_key_text("lowest");
+    key_put_u32(&key, feed);
     return key;
 }
 

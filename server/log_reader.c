@@ -129,21 +129,14 @@ int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
 int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number)
 {
     PD_CHECK(reader->active);
-    struct pd_log_key first = pd_log_key_plan(pd_log_feed_number(reader->log, feed), 0);
-    MDB_val key = {first.size_bytes, first.bytes}, value;
-    MDB_cursor *cursor;
-    int rc = mdb_cursor_open(reader->txn, reader->log->dbs[PD_DB_PLANS], &cursor);
+    struct pd_reader content;
+    struct pd_log_key key = pd_log_key_lowest(pd_log_feed_number(reader->log, feed));
+    *number = 0;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_META, key, &content, NULL);
     if (rc)
-        return pd_log_failed(reader->log, rc, "cursor", NULL);
-    rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-    bool found = rc == 0 && key.mv_size == first.size_bytes &&
-                 pd_log_key_u32(&key, 0) == pd_log_feed_number(reader->log, feed);
-    if (found)
-        *number = pd_log_key_u64(&key, sizeof(uint32_t));
-    mdb_cursor_close(cursor);
-    if (rc && rc != MDB_NOTFOUND)
-        return pd_log_failed(reader->log, rc, "cursor", NULL);
-    return found ? 0 : PD_ENOTFOUND;
+        return rc == PD_ENOTFOUND ? 0 : rc; /* nothing has been trimmed */
+    *number = pd_reader_u64(&content);
+    return content.failed ? PD_ECORRUPT : 0;
 }
 
 int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
@@ -186,6 +179,30 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
         return 0;
     return read_name(reader, PD_DB_SOURCES,
                      pd_log_key_row(pd_log_feed_number(reader->log, feed), source), name);
+}
+
+int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
+                          char name[PD_NAME_MAX + 1])
+{
+    return read_name(reader, PD_DB_VIEWS,
+                     pd_log_key_row(pd_log_feed_number(reader->log, feed), view), name);
+}
+
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec)
+{
+    PD_CHECK(reader->active);
+    struct pd_reader content;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_TENSORS,
+                               pd_log_key_row(pd_log_feed_number(reader->log, feed), number),
+                               &content, NULL);
+    if (rc)
+        return rc;
+    const uint8_t *bytes = pd_reader_bytes(&content, sizeof *spec);
+    if (!bytes || !pd_reader_done(&content))
+        return PD_ECORRUPT;
+    memcpy(spec, bytes, sizeof *spec);
+    return pd_tensor_spec_fault(spec) || spec->number != number ? PD_ECORRUPT : 0;
 }
 
 /* ---- heads ---- */
