@@ -300,6 +300,7 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
 {
     request->feed_index = feed->index;
     request->job_id = job->id;
+    request->tokenizer = feed->tokenizer;
     request->generation = job->generation;
     request->committed = job->committed;
     request->lowest_step = pd_seq_lowest_step(feed, job);
