@@ -10,11 +10,8 @@
 #include "server/config_keys.h"
 
 #include <ctype.h>
-<<<<<<< HEAD
-#include <inttypes.h>
-=======
 #include <endian.h>
->>>>>>> origin/main
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_STATIC_LINKING_ONLY /* the state's size */
@@ -352,21 +349,13 @@ static void hash_pair(XXH3_state_t *state, const struct pd_key *key, const void 
 static void hash_several(XXH3_state_t *state, const struct pd_key *key,
                          const struct pd_feed_config *feed)
 {
-<<<<<<< HEAD
-    pd_buf_put(buf, key->path, strlen(key->path));
+    XXH3_64bits_update(state, key->path, strlen(key->path));
     if (key->kind == PD_KEY_NAMES) {
         uint32_t count;
         const char(*names)[PD_NAME_MAX + 1] = pd_key_names(key, feed, &count);
-        pd_buf_put_u32(buf, count);
+        hash_u32(state, count);
         for (uint32_t i = 0; i < count; i++)
-            pd_buf_put_string(buf, names[i], strlen(names[i]));
-=======
-    XXH3_64bits_update(state, key->path, strlen(key->path));
-    if (key->kind == PD_KEY_STREAMS) {
-        hash_u32(state, feed->stream_count);
-        for (uint32_t i = 0; i < feed->stream_count; i++)
-            hash_string(state, feed->streams[i]);
->>>>>>> origin/main
+            hash_string(state, names[i]);
     } else if (key->kind == PD_KEY_SOURCES) {
         hash_u32(state, feed->source_count);
         for (uint32_t i = 0; i < feed->source_count; i++) {

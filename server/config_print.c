@@ -293,11 +293,8 @@ int pd_config_reference(FILE *out)
           "ends.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
-<<<<<<< HEAD
     fputs("## A principal: an entry of `auth`\n\n", out);
     put_reference_table(out, &pd_principal_keys);
-    fputs("## A feed: an entry of `feeds`\n\n", out);
-=======
     fputs("## A feed: an entry of `feeds`\n\n"
           "On a feed with data the keys that shape planned batches are fixed: a start with another "
           "value "
@@ -309,7 +306,6 @@ int pd_config_reference(FILE *out)
           "what shapes no batch: `max_wait`, `plan_ahead`, `log_share`, `vocab_size`, "
           "`labels_look_shifted`, `jobs`.\n\n",
           out);
->>>>>>> origin/main
     put_reference_table(out, &pd_feed_keys);
     fputs("## A source: a value of `sources`\n\n", out);
     put_reference_table(out, &pd_source_keys);

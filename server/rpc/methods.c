@@ -19,26 +19,9 @@ static void ignore(struct pd_call *call, grpc_byte_buffer *buffer)
     grpc_byte_buffer_destroy(buffer);
 }
 
-<<<<<<< HEAD
-#define UNBUILT(method_path)                                                      \
-    {                                                                             \
-        .path = method_path, .call_bytes = sizeof(struct pd_call), .unary = true, \
-        .start = refuse_known, .message = ignore                                  \
-    }
-
-static const struct pd_method unbuilt[] = {
-    UNBUILT("/packd.v1.Admin/SetMixture"),
-    UNBUILT("/packd.v1.Admin/SkipSamples"),
-    UNBUILT("/packd.v1.Admin/DeleteStream"),
-    UNBUILT("/packd.v1.Admin/DeleteFeed"),
-    {0},
-};
-
 const struct pd_method pd_method_refused = {
     .path = "refused", .call_bytes = sizeof(struct pd_call), .unary = true, .message = ignore};
 
-=======
->>>>>>> origin/main
 static const struct pd_method unknown = {.path = "unknown",
                                          .call_bytes = sizeof(struct pd_call),
                                          .unary = true,
