@@ -52,6 +52,7 @@ void pd_planner_free(struct pd_planner *planner)
     pd_lanes_fini(&planner->lanes);
     pd_shuffle_fini(&planner->shuffle);
     pd_records_fini(&planner->records);
+    pd_pruned_fini(&planner->pruned);
     planner->magic = 0;
     free(planner);
 }
@@ -69,6 +70,21 @@ static int add_weights(struct pd_planner *planner, const struct pd_control *cont
             return PD_EINVAL;
     }
     return sum > 0 ? pd_records_add_change(&planner->records, &change) : PD_EINVAL;
+}
+
+/* Sources with a rule never become more than the rules have room for. */
+static int add_prune(struct pd_planner *planner, const struct pd_control *control)
+{
+    struct pd_records *records = &planner->records;
+    uint32_t told = 0;
+    for (uint32_t i = 0; i < records->change_count; i++)
+        told += records->changes[i].kind == PD_CONTROL_PRUNE;
+    if (planner->rules.prune_count + told >= PD_PRUNE_RULES_MAX &&
+        !pd_prune_rule_of(&planner->rules, control->prune.source))
+        return PD_ELIMIT;
+    return pd_records_add_change(records, &(struct pd_change){.kind = PD_CONTROL_PRUNE,
+                                                              .from_pack = control->from_pack,
+                                                              .prune = control->prune});
 }
 
 static int add_record(struct pd_planner *planner, const struct pd_control *control)
@@ -95,6 +111,8 @@ static int add_record(struct pd_planner *planner, const struct pd_control *contr
                                                          .from_pack = control->from_pack,
                                                          .stream = control->stream,
                                                          .seq = control->seq});
+    case PD_CONTROL_PRUNE:
+        return add_prune(planner, control);
     }
     return PD_EINVAL;
 }
@@ -188,6 +206,8 @@ static int apply_changes(struct pd_planner *planner)
         }
         if (change.kind == PD_CONTROL_WEIGHTS)
             pd_lanes_reweigh(&planner->lanes, change.weights);
+        else if (change.kind == PD_CONTROL_PRUNE)
+            pd_prune_rule_set(&planner->rules, &change.prune);
         else if (apply_skip(planner, &change) != 0)
             return PD_ENOMEM;
         pd_records_pop_change(records, i);
@@ -300,4 +320,20 @@ void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats 
     *stats = planner->stats;
     stats->window_samples = planner->window.count;
     stats->window_tokens = planner->window.keys * planner->window.align;
+}
+
+const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner)
+{
+    return &planner->prune_stats;
+}
+
+uint64_t pd_planner_pruned_views(const struct pd_planner *planner)
+{
+    uint64_t views = 0;
+    for (uint32_t i = 0; i < planner->rules.prune_count; i++)
+        views |= planner->rules.prunes[i].prune.drop_views;
+    for (uint32_t i = 0; i < planner->records.change_count; i++)
+        if (planner->records.changes[i].kind == PD_CONTROL_PRUNE)
+            views |= planner->records.changes[i].prune.prune.drop_views;
+    return views;
 }

@@ -12,6 +12,7 @@
 
 #include "packer/head.h"
 #include "packer/plan.h"
+#include "packer/tensor.h"
 
 /* Bumped whenever the same input would give other packs; stored in snapshots, compared on restore. */
 #define PD_PLANNER_VERSION 1
@@ -34,6 +35,7 @@ enum pd_on_end { PD_ON_END_CONTINUE, PD_ON_END_STOP, PD_ON_END_REPEAT };
 
 #define PD_LANES_MAX 4096
 #define PD_LANES_WEIGHTED_MAX 16
+#define PD_PRUNE_RULES_MAX 64
 /* pd_want.lane when every lane has ended and only the feed's end is missing. */
 #define PD_LANE_NONE UINT32_MAX
 
@@ -42,6 +44,12 @@ struct pd_lane_rules {
     uint32_t weight; /* share of slot tokens among lanes; 1 for a single lane or an ordered merge */
     enum pd_on_end on_end;
     uint32_t passes_max; /* with repeat: passes over the lane in all, >= 1 */
+};
+
+/* What samples of one source lose before they are cut or packed. */
+struct pd_prune_rule {
+    uint32_t source;
+    struct pd_prune prune; /* all 0: nothing */
 };
 
 struct pd_rules {
@@ -61,6 +69,9 @@ struct pd_rules {
     uint32_t lane_count; /* >= 1 */
     /* The first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0]. */
     struct pd_lane_rules lanes[PD_LANES_WEIGHTED_MAX];
+    /* In force from the first sample on; sources distinct. */
+    uint32_t prune_count;
+    struct pd_prune_rule prunes[PD_PRUNE_RULES_MAX];
 };
 
 /* Where heads come from: the server reads them from the log, tests from arrays.
@@ -80,13 +91,15 @@ struct pd_supply {
  * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
  * that one. A flush told before the planner gets there does nothing until it does.
  * WEIGHTS and SKIP act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP drops
- * the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. */
+ * the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. PRUNE acts there too:
+ * on samples drawn from their lane afterwards, never on those that are in the window or the shuffle buffer. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
     PD_CONTROL_FLUSH,    /* until `packs` packs are made from a short window, or none is left */
     PD_CONTROL_WEIGHTS,  /* lane weights; not for an ordered merge */
     PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
+    PD_CONTROL_PRUNE,    /* the rule of one source from now on; another one of it is replaced */
 };
 
 struct pd_control {
@@ -98,6 +111,7 @@ struct pd_control {
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
+    struct pd_prune_rule prune;
 };
 
 /* Why pd_planner_next gave PD_EAGAIN: what the refill wants. */
@@ -119,6 +133,21 @@ struct pd_planner_stats {
     uint32_t window_samples;
     uint64_t window_tokens;
     uint64_t used_slots, real_tokens; /* of all packs emitted */
+};
+
+/* What pruning took away so far, and what it spares a model: its work on the samples that lost something. */
+struct pd_view_stats {
+    uint64_t samples, spans; /* that lost something of the view; spans dropped whole */
+    uint64_t tokens, patches;
+    struct pd_work spared; /* views of one sample are taken away one by one, in the order of their numbers */
+};
+struct pd_prune_stats {
+    uint64_t samples;         /* that lost something, those with nothing left included */
+    uint64_t emptied_samples; /* nothing was left of them: left out */
+    uint64_t tokens, patches;
+    struct pd_work before, after;
+    uint64_t seen_views; /* bit v: some sample drawn so far has a span of view v */
+    struct pd_view_stats views[PD_VIEWS_MAX];
 };
 
 struct pd_planner;
@@ -146,6 +175,10 @@ uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
  * the lane below it is in packs made before, or in none. `floors` has room for lane_count numbers. */
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
+/* The planner's own, to be read between its calls. */
+const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner);
+/* Views that some rule in force or told names; bit v of view v. Those not in seen_views have not been met yet. */
+uint64_t pd_planner_pruned_views(const struct pd_planner *planner);
 
 /* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore gives a planner that goes on bit for bit.
  * PD_ENOMEM; restore also PD_ECORRUPT (malformed) and PD_EMISMATCH (another PD_PLANNER_VERSION). */

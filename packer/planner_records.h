@@ -15,11 +15,12 @@ struct pd_flush {
 
 /* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however often the refill had to wait. */
 struct pd_change {
-    enum pd_control_kind kind; /* WEIGHTS or SKIP */
+    enum pd_control_kind kind; /* WEIGHTS, SKIP or PRUNE */
     uint64_t from_pack;
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
+    struct pd_prune_rule prune;
 };
 
 struct pd_skip {

@@ -76,10 +76,24 @@ static int check_lanes(const struct pd_rules *rules, struct pd_error *error)
     return weights > 0 ? 0 : refuse(error, "sum of weights", weights, "1 or more");
 }
 
+static int check_prunes(const struct pd_rules *rules, struct pd_error *error)
+{
+    if (rules->prune_count > PD_PRUNE_RULES_MAX)
+        return refuse(error, "number of pruning rules", rules->prune_count, "at most 64");
+    for (uint32_t i = 0; i < rules->prune_count; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (rules->prunes[i].source == rules->prunes[j].source)
+                return refuse(error, "source with two pruning rules", rules->prunes[i].source,
+                              "one rule each");
+    return 0;
+}
+
 int pd_rules_check(const struct pd_rules *rules, struct pd_error *error)
 {
     int rc = check_choices(rules, error);
     if (rc == 0)
         rc = check_sizes(rules, error);
-    return rc == 0 ? check_lanes(rules, error) : rc;
+    if (rc == 0)
+        rc = check_lanes(rules, error);
+    return rc == 0 ? check_prunes(rules, error) : rc;
 }

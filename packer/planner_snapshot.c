@@ -1,6 +1,7 @@
 /* The planner's state as bytes, and back.
  *
  *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
+ *   [pruning rules, what they took away]          where there are any, or a view has been seen
  *
  * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
  * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
@@ -327,6 +328,48 @@ static void get_pending(struct pd_reader *reader, const struct pd_rules *rules,
                        split->part < sample->part_count);
 }
 
+static void put_prune(struct pd_buf *buf, const struct pd_prune_rule *rule)
+{
+    put(buf, rule->source);
+    put(buf, rule->prune.drop_views);
+    put(buf, rule->prune.keep_frames);
+}
+
+static struct pd_prune_rule get_prune(struct pd_reader *reader)
+{
+    struct pd_prune_rule rule = {.source = get32(reader)};
+    rule.prune.drop_views = get(reader);
+    rule.prune.keep_frames = get32(reader);
+    return rule;
+}
+
+static void put_pruning(struct pd_buf *buf, const struct pd_planner *planner)
+{
+    const struct pd_rules *rules = &planner->rules;
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    if (rules->prune_count == 0 && stats->samples == 0 && stats->seen_views == 0)
+        return;
+    put(buf, rules->prune_count);
+    for (uint32_t i = 0; i < rules->prune_count; i++)
+        put_prune(buf, &rules->prunes[i]);
+    pd_prune_stats_save(stats, buf);
+}
+
+static void get_pruning(struct pd_reader *reader, struct pd_planner *planner)
+{
+    struct pd_rules *rules = &planner->rules;
+    if (reader->failed || pd_reader_left(reader) == 0)
+        return;
+    uint32_t count = get32(reader);
+    if (!expect(reader, count <= PD_PRUNE_RULES_MAX))
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        rules->prunes[i] = get_prune(reader);
+    rules->prune_count = count;
+    pd_prune_stats_load(reader, &planner->prune_stats);
+    expect(reader, pd_rules_check(rules, NULL) == 0);
+}
+
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
 {
     put(buf, records->last_at);
@@ -344,6 +387,8 @@ static void put_records(struct pd_buf *buf, const struct pd_records *records, ui
         put(buf, change->from_pack);
         put(buf, change->stream);
         put(buf, change->seq);
+        if (change->kind == PD_CONTROL_PRUNE)
+            put_prune(buf, &change->prune);
         for (uint32_t j = 0; change->kind == PD_CONTROL_WEIGHTS && j < lanes; j++)
             put(buf, change->weights[j]);
     }
@@ -375,6 +420,8 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
     change.from_pack = get(reader);
     change.stream = get32(reader);
     change.seq = get(reader);
+    if (change.kind == PD_CONTROL_PRUNE)
+        change.prune = get_prune(reader);
     bool weights = change.kind == PD_CONTROL_WEIGHTS && rules->merge != PD_MERGE_ORDERED;
     uint64_t sum = 0;
     for (uint32_t j = 0; weights && j < rules->lane_count; j++) {
@@ -382,7 +429,9 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
         sum += change.weights[j];
         expect(reader, change.weights[j] <= PD_LANE_WEIGHT_MAX);
     }
-    if (!expect(reader, weights ? sum > 0 : change.kind == PD_CONTROL_SKIP))
+    if (!expect(reader, weights ? sum > 0
+                                : change.kind == PD_CONTROL_SKIP ||
+                                      change.kind == PD_CONTROL_PRUNE))
         return 0;
     return pd_records_add_change(records, &change);
 }
@@ -427,6 +476,7 @@ int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
     put_shuffle(buf, &planner->shuffle);
     put_pending(buf, &planner->pending);
     put_records(buf, &planner->records, rule_lanes(&planner->rules));
+    put_pruning(buf, planner);
     return buf->failed ? PD_ENOMEM : 0;
 }
 
@@ -448,6 +498,7 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
         rc = get_records(reader, rules, &planner->records);
     if (rc != 0)
         return rc == PD_ENOMEM ? PD_ENOMEM : PD_ECORRUPT;
+    get_pruning(reader, planner);
     return pd_reader_done(reader) ? 0 : PD_ECORRUPT;
 }
 
