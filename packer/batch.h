@@ -7,8 +7,8 @@
  *   | cu_seqlens_real [N+1] | cu_seqlens_padded [N+1] |
  *
  *   vision arrays  where a segment of the step has patches: packer/vision.h says what they are
- *   tensors        NAME; of a ragged one NAME_cu_seqlens; of one declared as a loss
- *                  NAME_loss_weight
+ *   tensors        NAME; of a ragged one NAME_cu_seqlens, one entry a segment, or of unit RUN one a
+ *                  span with NAME_sample_index beside it; of a loss NAME_loss_weight
  *
  * The order is fixed: what a reader may rebuild stands behind what it cannot, so that the core
  * payload of the wire is a prefix of the whole one.
@@ -28,7 +28,7 @@
 
 #define PD_ARRAY_ALIGN 64
 #define PD_ARRAY_NAME_MAX 64
-#define PD_ARRAYS_MAX 208 /* built-in ones, and three for each tensor a feed can have */
+#define PD_ARRAYS_MAX 272 /* built-in ones, and four for each tensor a feed can have */
 #define PD_LABEL_NONE (-100)
 
 struct pd_array {

@@ -63,6 +63,9 @@ struct pd_check_heads {
     /* Elements of a tensor that the whole sample has; *has: whether it has the tensor. */
     int (*pushed)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
                   uint64_t *count, bool *has);
+    /* Those of span number `span` of the sample, for unit RUN. */
+    int (*pushed_of_span)(void *ctx, const struct pd_segment *segment,
+                          const struct pd_tensor_spec *spec, uint32_t span, uint64_t *count);
 };
 
 struct pd_check_input {

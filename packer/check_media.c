@@ -459,7 +459,11 @@ static int check_ragged(struct pd_scan *scan, const struct pd_array *array)
     if (!data || data->rank == 0)
         return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 0, 0, "%s has no array %s", array->name,
                               name);
-    return check_cu(scan, PD_CHECK_TENSORS, array, scan->seen.segments + 1, false, data->shape[0]);
+    size_t room = sizeof name - base;
+    snprintf(name + base, room, "%s", "_sample_index");
+    const struct pd_array *samples = media_array(scan, name);
+    uint64_t entries = samples && samples->rank == 1 ? samples->shape[0] : scan->seen.segments;
+    return check_cu(scan, PD_CHECK_TENSORS, array, entries + 1, false, data->shape[0]);
 }
 
 int pd_scan_media(struct pd_scan *scan)

@@ -12,9 +12,10 @@
 /* One tensor of the batch. */
 struct tensor {
     const struct pd_tensor_spec *spec, *mask;
-    const struct pd_array *array, *cu_array, *weight_array, *mask_array;
+    const struct pd_array *array, *cu_array, *samples_array, *weight_array, *mask_array;
     const uint8_t *data, *mask_data;
-    const int32_t *cu;
+    const int32_t *cu, *samples;
+    uint64_t done, runs; /* of a ragged one: elements and spans that segments have accounted for */
     const float *weights;
     uint64_t item_bytes, entries; /* of one element; of one element in the mask, or 1 */
     bool is_mask, moved;          /* another one's pad mask; one place to the left of its token */
@@ -79,6 +80,22 @@ static uint64_t total_elements(const struct pd_scan *scan, const struct tensor *
     return scan->batch->arrays[next].rank > 0 ? scan->batch->arrays[next].shape[0] : 0;
 }
 
+/* One boundary a segment, or for unit RUN one a span, with the row of the sample table beside it. */
+static int take_boundaries(struct pd_scan *scan, struct tensor *tensor, uint32_t *next)
+{
+    struct want cu = {"_cu_seqlens", PD_DTYPE_I32, 1, {scan->seen.segments + 1}};
+    struct want samples = {"_sample_index", PD_DTYPE_I32, 1, {0}};
+    bool by_span = tensor->spec->unit == PD_UNIT_RUN;
+    if (by_span && *next + 1 < scan->media_first + scan->media_count)
+        samples.shape[0] = scan->batch->arrays[*next + 1].shape[0];
+    if (by_span)
+        cu.shape[0] = samples.shape[0] + 1;
+    int rc = take_array(scan, tensor, next, &cu, &tensor->cu_array);
+    if (rc == 0 && by_span)
+        rc = take_array(scan, tensor, next, &samples, &tensor->samples_array);
+    return rc;
+}
+
 static int open_tensor(struct pd_scan *scan, const struct pd_tensor_spec *spec, uint32_t *next,
                        struct tensor *tensor)
 {
@@ -98,9 +115,8 @@ static int open_tensor(struct pd_scan *scan, const struct pd_tensor_spec *spec, 
     struct want want = lead, weights = lead;
     append_dims(&want, spec);
     int rc = take_array(scan, tensor, next, &want, &tensor->array);
-    struct want cu = {"_cu_seqlens", PD_DTYPE_I32, 1, {scan->seen.segments + 1}};
     if (rc == 0 && spec->axis == PD_AXIS_RAGGED)
-        rc = take_array(scan, tensor, next, &cu, &tensor->cu_array);
+        rc = take_boundaries(scan, tensor, next);
     append_dims(&weights, tensor->mask);
     weights.suffix = "_loss_weight";
     weights.dtype = PD_DTYPE_F32;
@@ -120,20 +136,44 @@ static int open_tensor(struct pd_scan *scan, const struct pd_tensor_spec *spec, 
 
 /* ---- elements ---- */
 
-/* Patches of the sample's spans that are left, and the spans themselves, for a ragged tensor. */
-static int count_ragged(struct pd_scan *scan, const struct pd_tensor_spec *spec,
-                        const struct pd_segment *segment, uint64_t *count)
+/* Elements of a span of the sample that is left in the segment, as `left` of its frames are. */
+static int span_elements(struct pd_scan *scan, const struct tensor *tensor,
+                         const struct pd_segment *segment, uint32_t span, uint64_t patches,
+                         uint64_t *count)
+{
+    *count = tensor->spec->unit == PD_UNIT_SPAN ? 1 : patches;
+    if (tensor->spec->unit != PD_UNIT_RUN)
+        return 0;
+    return scan->heads->pushed_of_span(scan->heads->ctx, segment, tensor->spec, span, count);
+}
+
+/* The next span of unit RUN ends `count` elements on and is of sample `number`. */
+static int check_run(struct pd_scan *scan, struct tensor *tensor, uint64_t number, uint64_t count)
+{
+    if (!tensor->samples)
+        return 0;
+    uint64_t n = tensor->runs++;
+    if (n >= tensor->samples_array->shape[0] || (uint64_t)tensor->samples[n] != number)
+        return fault(scan, tensor, "the sample of a span", 0, (int64_t)number,
+                     n < tensor->samples_array->shape[0] ? tensor->samples[n] : -1);
+    uint64_t found = (uint64_t)tensor->cu[n + 1] - (uint64_t)tensor->cu[n];
+    return found == count ? 0
+                          : fault(scan, tensor, "the number of elements of a span", 0,
+                                  (int64_t)count, (int64_t)found);
+}
+
+/* Elements of the sample's spans that are left in the segment. */
+static int count_ragged(struct pd_scan *scan, struct tensor *tensor,
+                        const struct pd_segment *segment, uint64_t number, uint64_t *count)
 {
     const struct pd_head *head;
     int rc = scan->heads->head(scan->heads->ctx, segment, &head);
-    if (rc != 0)
-        return rc;
     const struct pd_prune *rule = &segment->prune;
     uint64_t removed = 0, from = segment->offset_tokens, to = from + segment->length_tokens;
-    for (uint32_t i = 0; i < head->span_count; i++) {
+    for (uint32_t i = 0; rc == 0 && i < head->span_count; i++) {
         const struct pd_span *span = &head->spans[i];
         uint64_t at = span->offset_tokens - removed, tokens = span->length_tokens,
-                 patches = span->patches;
+                 patches = span->patches, elements;
         bool divides = span->grid_t > 1 && tokens % span->grid_t == 0 &&
                        patches % span->grid_t == 0 && rule->keep_frames > 1;
         if (span->view < 64 && (rule->drop_views >> span->view & 1)) {
@@ -145,15 +185,20 @@ static int count_ragged(struct pd_scan *scan, const struct pd_tensor_spec *spec,
             removed += tokens - tokens / span->grid_t * left;
             patches = patches / span->grid_t * left;
         }
-        if (at >= from && at < to && pd_tensor_has_view(spec, span->view))
-            *count += spec->unit == PD_UNIT_SPAN ? 1 : patches;
+        if (at < from || at >= to || !pd_tensor_has_view(tensor->spec, span->view))
+            continue;
+        rc = span_elements(scan, tensor, segment, i, patches, &elements);
+        if (rc == 0)
+            rc = check_run(scan, tensor, number, elements);
+        *count += rc == 0 ? elements : 0;
     }
-    return 0;
+    return rc;
 }
 
-static int count_elements(struct pd_scan *scan, const struct pd_tensor_spec *spec,
-                          const struct pd_segment *segment, uint64_t *count)
+static int count_elements(struct pd_scan *scan, struct tensor *tensor,
+                          const struct pd_segment *segment, uint64_t number, uint64_t *count)
 {
+    const struct pd_tensor_spec *spec = tensor->spec;
     uint64_t pushed;
     bool has;
     *count = 0;
@@ -163,7 +208,7 @@ static int count_elements(struct pd_scan *scan, const struct pd_tensor_spec *spe
     if (spec->axis == PD_AXIS_TOKEN)
         *count = segment->length_tokens;
     else if (spec->axis == PD_AXIS_RAGGED && spec->unit != PD_UNIT_SAMPLE)
-        return count_ragged(scan, spec, segment, count);
+        return count_ragged(scan, tensor, segment, number, count);
     else
         *count = segment->part == 0 ? pushed : 0;
     return 0;
@@ -253,7 +298,7 @@ static int check_token_segment(struct pd_scan *scan, struct tensor *tensor,
 static int check_segment(struct pd_scan *scan, struct tensor *tensor, const struct place *place)
 {
     uint64_t count, at = place->number;
-    int rc = count_elements(scan, tensor->spec, place->segment, &count);
+    int rc = count_elements(scan, tensor, place->segment, place->number, &count);
     if (rc != 0)
         return rc;
     if (tensor->spec->axis == PD_AXIS_TOKEN)
@@ -261,8 +306,10 @@ static int check_segment(struct pd_scan *scan, struct tensor *tensor, const stru
     if (tensor->spec->axis == PD_AXIS_SAMPLE && count == 0)
         rc = check_pad(scan, tensor, at, at + 1);
     if (tensor->spec->axis == PD_AXIS_RAGGED) {
-        at = (uint64_t)tensor->cu[place->number];
-        uint64_t found = (uint64_t)tensor->cu[place->number + 1] - at;
+        at = tensor->done;
+        tensor->done += count;
+        uint64_t end = tensor->samples ? tensor->done : (uint64_t)tensor->cu[place->number + 1];
+        uint64_t found = end - at;
         if (found != count)
             return fault(scan, tensor, "the number of elements of a segment", place->at,
                          (int64_t)count, (int64_t)found);
@@ -319,6 +366,8 @@ static void open_views(const struct pd_scan *scan, struct tensor *tensor)
     tensor->entries = tensor->mask ? pd_tensor_scalars(tensor->mask) : 1;
     if (tensor->cu_array)
         tensor->cu = (const void *)(scan->payload + tensor->cu_array->offset_bytes);
+    if (tensor->samples_array)
+        tensor->samples = (const void *)(scan->payload + tensor->samples_array->offset_bytes);
     if (!tensor->weight_array)
         return;
     tensor->weights = (const void *)(scan->payload + tensor->weight_array->offset_bytes);
@@ -331,11 +380,14 @@ static int check_tensor(struct pd_scan *scan, struct tensor *tensor, uint32_t *l
     uint64_t number = 0;
     int rc = 0;
     open_views(scan, tensor);
-    if (tensor->cu && tensor->cu[scan->seen.segments] != (int64_t)tensor->array->shape[0])
-        rc = fault(scan, tensor, "the last boundary", 0, (int64_t)tensor->array->shape[0],
-                   tensor->cu[scan->seen.segments]);
     for (uint32_t row = 0; rc == 0 && row < scan->batch->rows; row++)
         rc = check_row(scan, tensor, row, &number);
+    if (rc == 0 && tensor->cu && tensor->done != tensor->array->shape[0])
+        rc = fault(scan, tensor, "the number of elements", 0, (int64_t)tensor->done,
+                   (int64_t)tensor->array->shape[0]);
+    if (rc == 0 && tensor->samples && tensor->runs != tensor->samples_array->shape[0])
+        rc = fault(scan, tensor, "the number of spans", 0, (int64_t)tensor->runs,
+                   (int64_t)tensor->samples_array->shape[0]);
     return rc == 0 && tensor->spec->is_loss ? check_total(scan, tensor, (*loss)++) : rc;
 }
 

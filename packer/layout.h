@@ -31,9 +31,13 @@ struct pd_bodies {
     int (*spans)(void *ctx, const struct pd_segment *segment, const struct pd_span **spans,
                  uint32_t *count);
     /* How many elements of a tensor the segment carries; *has: whether its sample has the tensor at
-     * all. NULL, like the next two: there are no tensors. */
+     * all. NULL, like the next three: there are no tensors. */
     int (*elements)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
                     uint64_t *count, bool *has);
+    /* The same span by span, for unit RUN: an entry for each span of the tensor's views in the
+     * segment; borrowed until the next call. */
+    int (*runs)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                const uint32_t **elements, uint32_t *count);
     /* Copies `count` of them from element `first` on to dst. */
     int (*tensor)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
                   struct pd_elements which, void *dst);

@@ -125,7 +125,26 @@ struct sizes {
     const struct pd_layout_input *input;
     struct pd_vision_sizes vision;
     uint64_t elements[PD_TENSORS_MAX]; /* of the ragged ones */
+    uint64_t runs[PD_TENSORS_MAX];     /* spans of those of unit RUN */
 };
+
+static int measure_ragged(struct sizes *sizes, uint32_t t, const struct place *place)
+{
+    const struct pd_bodies *bodies = sizes->input->bodies;
+    const struct pd_tensor_spec *spec = &sizes->input->media->tensors[t];
+    uint64_t count = 0;
+    bool has;
+    int rc = bodies->elements(bodies->ctx, place->segment, spec, &count, &has);
+    if (rc == 0 && __builtin_add_overflow(sizes->elements[t], count, &sizes->elements[t]))
+        rc = PD_ELIMIT;
+    if (rc != 0 || spec->unit != PD_UNIT_RUN)
+        return rc;
+    const uint32_t *of_spans;
+    uint32_t spans;
+    rc = bodies->runs(bodies->ctx, place->segment, spec, &of_spans, &spans);
+    sizes->runs[t] += rc == 0 ? spans : 0;
+    return rc;
+}
 
 static int measure_segment(void *ctx, const struct place *place)
 {
@@ -137,15 +156,9 @@ static int measure_segment(void *ctx, const struct place *place)
     int rc = media->vision ? bodies->spans(bodies->ctx, place->segment, &spans, &span_count) : 0;
     for (uint32_t i = 0; rc == 0 && i < span_count; i++)
         pd_vision_measure(&spans[i], sizes->input->rules->vision_window, &sizes->vision);
-    for (uint32_t t = 0; rc == 0 && t < media->tensor_count; t++) {
-        uint64_t count = 0;
-        bool has;
-        if (media->tensors[t].axis != PD_AXIS_RAGGED)
-            continue;
-        rc = bodies->elements(bodies->ctx, place->segment, &media->tensors[t], &count, &has);
-        if (rc == 0 && __builtin_add_overflow(sizes->elements[t], count, &sizes->elements[t]))
-            rc = PD_ELIMIT;
-    }
+    for (uint32_t t = 0; rc == 0 && t < media->tensor_count; t++)
+        if (media->tensors[t].axis == PD_AXIS_RAGGED)
+            rc = measure_ragged(sizes, t, place);
     return rc;
 }
 
@@ -217,10 +230,14 @@ static int add_tensor(const struct sizes *sizes, uint32_t t, struct pd_batch *ba
         shape[lead + i] = spec->dims[i];
     array_name(name, spec->name, "");
     int rc = add_array(batch, name, spec->dtype, lead + spec->rank, shape, error);
+    bool by_span = spec->unit == PD_UNIT_RUN;
+    uint64_t entries = by_span ? sizes->runs[t] : batch->real_segment_count;
     array_name(name, spec->name, "_cu_seqlens");
     if (rc == 0 && spec->axis == PD_AXIS_RAGGED)
-        rc = add_array(batch, name, PD_DTYPE_I32, 1,
-                       (uint64_t[]){(uint64_t)batch->real_segment_count + 1}, error);
+        rc = add_array(batch, name, PD_DTYPE_I32, 1, (uint64_t[]){entries + 1}, error);
+    array_name(name, spec->name, "_sample_index");
+    if (rc == 0 && by_span)
+        rc = add_array(batch, name, PD_DTYPE_I32, 1, (uint64_t[]){entries}, error);
     const struct pd_tensor_spec *mask = spec_of(sizes->input->media, spec->pad_mask);
     for (uint32_t i = 0; mask && i < mask->rank; i++)
         shape[lead + i] = mask->dims[i];
@@ -258,6 +275,8 @@ struct tensor_out {
     const struct pd_tensor_spec *spec;
     uint8_t *data;
     int32_t *cu;         /* of a ragged one */
+    int32_t *samples;    /* of unit RUN */
+    uint64_t done, runs; /* of a ragged one: elements and spans written */
     uint64_t item_bytes; /* of one element */
     bool is_mask;        /* of another tensor: what is lacking is padding */
 };
@@ -303,6 +322,21 @@ static bool moves_left(const struct out *out, const struct pd_tensor_spec *spec)
            out->input->rules->labels == PD_LABELS_SHIFTED;
 }
 
+/* Boundaries of the spans of one segment. */
+static int put_runs(struct out *out, struct tensor_out *tensor, const struct place *place)
+{
+    const struct pd_bodies *bodies = out->input->bodies;
+    const uint32_t *of_spans;
+    uint32_t spans;
+    int rc = bodies->runs(bodies->ctx, place->segment, tensor->spec, &of_spans, &spans);
+    for (uint32_t i = 0; rc == 0 && i < spans; i++) {
+        uint64_t n = tensor->runs++;
+        tensor->cu[n + 1] = tensor->cu[n] + (int32_t)of_spans[i];
+        tensor->samples[n] = (int32_t)place->number;
+    }
+    return rc;
+}
+
 /* The elements of one tensor and one segment to their place. Token tensors were filled with padding
  * before. */
 static int fill_tensor(struct out *out, struct tensor_out *tensor, const struct place *place)
@@ -315,8 +349,12 @@ static int fill_tensor(struct out *out, struct tensor_out *tensor, const struct 
         return rc;
     uint64_t at = place->at;
     if (tensor->spec->axis == PD_AXIS_RAGGED) {
-        at = (uint64_t)tensor->cu[place->number];
-        tensor->cu[place->number + 1] = (int32_t)(at + which.count);
+        at = tensor->done;
+        tensor->done += which.count;
+        if (tensor->samples)
+            rc = put_runs(out, tensor, place);
+        else
+            tensor->cu[place->number + 1] = (int32_t)tensor->done;
     } else if (tensor->spec->axis == PD_AXIS_SAMPLE) {
         at = place->number;
         if (which.count == 0)
@@ -326,8 +364,8 @@ static int fill_tensor(struct out *out, struct tensor_out *tensor, const struct 
         which.first = 1;
         which.count--;
     }
-    if (which.count == 0)
-        return 0;
+    if (rc != 0 || which.count == 0)
+        return rc;
     return bodies->tensor(bodies->ctx, place->segment, tensor->spec, which,
                           tensor->data + at * tensor->item_bytes);
 }
@@ -377,6 +415,8 @@ static void open_tensor(struct out *out, uint32_t t)
         return;
     tensor->cu = view(out, tensor->spec->name, "_cu_seqlens");
     tensor->cu[0] = 0;
+    if (tensor->spec->unit == PD_UNIT_RUN)
+        tensor->samples = view(out, tensor->spec->name, "_sample_index");
 }
 
 /* ---- loss weights: from what has been written ---- */
@@ -385,6 +425,7 @@ struct weights_out {
     struct out *out;
     const struct tensor_out *tensor;
     const uint8_t *mask; /* as served, or NULL */
+    uint64_t done;       /* elements of a ragged tensor behind which the next segment's lie */
     uint64_t entries;    /* of one element in the mask */
     float *weights;
 };
@@ -413,8 +454,8 @@ static int weigh_segment(void *ctx, const struct place *place)
     if (spec->axis == PD_AXIS_TOKEN)
         at += which.first - (which.count > 0 && moves_left(w->out, spec) ? 1 : 0);
     else
-        at = spec->axis == PD_AXIS_SAMPLE ? place->number
-                                          : (uint64_t)w->tensor->cu[place->number];
+        at = spec->axis == PD_AXIS_SAMPLE ? place->number : w->done;
+    w->done += count;
     weigh(w, place, at, which.count);
     return 0;
 }

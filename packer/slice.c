@@ -16,6 +16,7 @@ void pd_slice_fini(struct pd_slice *slice)
     free(slice->spans);
     free(slice->origins);
     free(slice->runs);
+    free(slice->span_elements);
     *slice = (struct pd_slice){0};
 }
 
@@ -143,58 +144,82 @@ static int token_elements(struct pd_slice *slice, uint64_t pushed_count)
     return rc;
 }
 
-static uint64_t elements_of(const struct pd_tensor_spec *spec, const struct pd_span *span)
+/* Elements of span number `i` of the sample as pushed. */
+static uint64_t elements_of(const struct pd_slice *slice, const struct pd_tensor_spec *spec,
+                            const struct pd_pushed_elements *pushed, uint32_t i)
 {
+    const struct pd_span *span = &slice->pushed->spans[i];
     if (!pd_tensor_has_view(spec, span->view))
         return 0;
+    if (spec->unit == PD_UNIT_RUN)
+        return pushed->of_spans ? pushed->of_spans[i] : 0;
     return spec->unit == PD_UNIT_SPAN ? 1 : span->patches;
 }
 
-/* Those of one span of the segment; `first` is the span's first element as pushed. */
-static int span_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec, uint32_t span,
-                         uint64_t first)
+/* Patches of the frames that are left of a thinned span. */
+static int frame_elements(struct pd_slice *slice, uint32_t span, uint64_t first)
 {
     const struct pd_span *pushed = &slice->pushed->spans[slice->origins[span].span];
-    uint32_t step = slice->origins[span].frame_step;
-    if (step == 1 || spec->unit == PD_UNIT_SPAN)
-        return add_run(slice, first, elements_of(spec, pushed));
-    if (!pd_tensor_has_view(spec, pushed->view))
-        return 0;
     uint64_t frame = pushed->patches / pushed->grid_t;
+    uint64_t step = slice->origins[span].frame_step;
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < slice->spans[span].grid_t; i++)
-        rc = add_run(slice, first + (uint64_t)i * step * frame, frame);
+        rc = add_run(slice, first + i * step * frame, frame);
     return rc;
 }
 
-static int ragged_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec,
-                           uint64_t pushed_count)
+static int note_span(struct pd_slice *slice, uint64_t count)
 {
-    const struct pd_head *pushed = slice->pushed;
+    if (slice->span_element_count == slice->span_element_capacity) {
+        uint32_t capacity = slice->span_element_capacity ? 2 * slice->span_element_capacity : 16;
+        if (!grow(&slice->span_elements, capacity, sizeof *slice->span_elements))
+            return PD_ENOMEM;
+        slice->span_element_capacity = capacity;
+    }
+    slice->span_elements[slice->span_element_count++] = (uint32_t)count;
+    return 0;
+}
+
+/* Those of span k of the segment; the span's first element as pushed is `first`. */
+static int span_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec, uint32_t k,
+                         uint64_t first, uint64_t count)
+{
+    if (!pd_tensor_has_view(spec, slice->spans[k].view))
+        return 0;
+    if (spec->unit == PD_UNIT_PATCH && slice->origins[k].frame_step > 1)
+        return frame_elements(slice, k, first);
+    int rc = spec->unit == PD_UNIT_RUN ? note_span(slice, count) : 0;
+    return rc == 0 ? add_run(slice, first, count) : rc;
+}
+
+static int ragged_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec,
+                           const struct pd_pushed_elements *pushed)
+{
     uint64_t first = 0;
     int rc = 0;
-    for (uint32_t i = 0, k = 0; rc == 0 && i < pushed->span_count; i++) {
+    for (uint32_t i = 0, k = 0; rc == 0 && i < slice->pushed->span_count; i++) {
+        uint64_t count = elements_of(slice, spec, pushed, i);
         if (k < slice->span_count && slice->origins[k].span == i)
-            rc = span_elements(slice, spec, k++, first);
-        first += elements_of(spec, &pushed->spans[i]);
+            rc = span_elements(slice, spec, k++, first, count);
+        first += count;
     }
-    return rc == 0 && first != pushed_count ? PD_ECORRUPT : rc;
+    return rc == 0 && first != pushed->count ? PD_ECORRUPT : rc;
 }
 
 int pd_slice_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec,
-                      uint64_t pushed_count, uint64_t *count)
+                      struct pd_pushed_elements pushed, uint64_t *count)
 {
-    slice->run_count = 0;
+    slice->run_count = slice->span_element_count = 0;
     *count = 0;
     int rc;
     if (spec->axis == PD_AXIS_TOKEN)
-        rc = token_elements(slice, pushed_count);
+        rc = token_elements(slice, pushed.count);
     else if (spec->axis == PD_AXIS_RAGGED && spec->unit != PD_UNIT_SAMPLE)
-        rc = ragged_elements(slice, spec, pushed_count);
-    else if (spec->axis == PD_AXIS_SAMPLE && pushed_count != 1)
+        rc = ragged_elements(slice, spec, &pushed);
+    else if (spec->axis == PD_AXIS_SAMPLE && pushed.count != 1)
         rc = PD_ECORRUPT;
     else
-        rc = slice->part == 0 ? add_run(slice, 0, pushed_count) : 0;
+        rc = slice->part == 0 ? add_run(slice, 0, pushed.count) : 0;
     for (uint32_t i = 0; i < slice->run_count; i++)
         *count += slice->runs[i].count;
     return rc;

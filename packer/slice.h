@@ -33,6 +33,8 @@ struct pd_slice {
     uint32_t token_run_capacity, span_capacity;
     struct pd_element_run *runs; /* of pd_slice_elements */
     uint32_t run_count, run_capacity;
+    uint32_t *span_elements; /* likewise: of each span of the tensor's views, unit RUN */
+    uint32_t span_element_count, span_element_capacity;
 };
 void pd_slice_fini(struct pd_slice *slice);
 
@@ -42,15 +44,22 @@ void pd_slice_fini(struct pd_slice *slice);
 int pd_slice_make(const struct pd_head *pushed, const struct pd_segment *segment,
                   struct pd_slice *slice) PD_MUST_CHECK;
 
-/* Fills slice->runs with the elements of a tensor that the segment carries, of `pushed_count` that
- * the sample has, and *count with their sum:
+/* Elements of a tensor that the whole sample was pushed with. */
+struct pd_pushed_elements {
+    uint64_t count;
+    const uint32_t *of_spans; /* unit RUN: of each span of the sample, 0 for views that have none */
+};
+
+/* Fills slice->runs with the elements of a tensor that the segment carries, and *count with their
+ * sum:
  *
  *   token axis   those of its tokens
  *   sample axis  the element, with part 0
- *   ragged       unit SAMPLE: all, with part 0; SPAN and PATCH: those of its spans
+ *   ragged       unit SAMPLE: all, with part 0; others: those of its spans; a thinned span keeps its
+ *                whole run
  *
- * PD_ECORRUPT: pushed_count is not what the head says; PD_ENOMEM. */
+ * PD_ECORRUPT: pushed.count is not what the head says; PD_ENOMEM. */
 int pd_slice_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec,
-                      uint64_t pushed_count, uint64_t *count) PD_MUST_CHECK;
+                      struct pd_pushed_elements pushed, uint64_t *count) PD_MUST_CHECK;
 
 #endif
