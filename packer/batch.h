@@ -28,7 +28,7 @@
 
 #define PD_ARRAY_ALIGN 64
 #define PD_ARRAY_NAME_MAX 64
-#define PD_ARRAYS_MAX 272 /* built-in ones, and four for each tensor a feed can have */
+#define PD_ARRAYS_MAX 128
 #define PD_LABEL_NONE (-100)
 
 struct pd_array {

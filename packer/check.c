@@ -42,7 +42,7 @@ const char *pd_check_finding_name(const struct pd_check_finding *finding)
 }
 
 int pd_scan_report(struct pd_scan *scan, enum pd_check check, uint64_t place, int64_t expected,
-                  int64_t found, const char *format, ...)
+                   int64_t found, const char *format, ...)
 {
     struct pd_check_finding *finding = scan->finding;
     uint32_t width = scan->batch->width;
@@ -59,11 +59,11 @@ int pd_scan_report(struct pd_scan *scan, enum pd_check check, uint64_t place, in
     return PD_ECORRUPT;
 }
 
-static int report_value(struct pd_scan *scan, enum pd_check check, const char *what, int64_t expected,
-                        int64_t found)
+static int report_value(struct pd_scan *scan, enum pd_check check, const char *what,
+                        int64_t expected, int64_t found)
 {
     return pd_scan_report(scan, check, 0, expected, found, "%s is %lld, expected %lld", what,
-                  (long long)found, (long long)expected);
+                          (long long)found, (long long)expected);
 }
 
 /* ---- the table
@@ -120,12 +120,11 @@ static int check_place(struct pd_scan *scan, const struct pd_array *array, uint6
         return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 0, array->rank,
                               "an array's name, dtype or shape is none");
     if (array->size_bytes != bytes || array->offset_bytes != *offset)
-        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, (int64_t)*offset,
-                              (int64_t)array->offset_bytes,
-                              "%s has %llu bytes at %llu, expected %llu at %llu", array->name,
-                              (unsigned long long)array->size_bytes,
-                              (unsigned long long)array->offset_bytes, (unsigned long long)bytes,
-                              (unsigned long long)*offset);
+        return pd_scan_report(
+            scan, PD_CHECK_SHAPE, 0, (int64_t)*offset, (int64_t)array->offset_bytes,
+            "%s has %llu bytes at %llu, expected %llu at %llu", array->name,
+            (unsigned long long)array->size_bytes, (unsigned long long)array->offset_bytes,
+            (unsigned long long)bytes, (unsigned long long)*offset);
     uint64_t end = *offset + bytes;
     uint64_t next = (end + PD_ARRAY_ALIGN - 1) / PD_ARRAY_ALIGN * PD_ARRAY_ALIGN;
     if (next > payload_bytes)
@@ -188,8 +187,7 @@ static int check_table(struct pd_scan *scan)
     bool may_have_more = scan->media != NULL || !scan->rows;
     if (b->array_count < built_in || b->array_count > PD_ARRAYS_MAX ||
         (b->array_count > built_in && !may_have_more))
-        return report_value(scan, PD_CHECK_SHAPE, "the number of arrays", built_in,
-                            b->array_count);
+        return report_value(scan, PD_CHECK_SHAPE, "the number of arrays", built_in, b->array_count);
     scan->media_first = HEAD_ARRAYS;
     scan->media_count = b->array_count - built_in;
     int rc = 0;
@@ -234,8 +232,8 @@ static int check_header(struct pd_scan *scan)
     if ((uintptr_t)scan->payload % sizeof(int64_t) != 0)
         return report_value(scan, PD_CHECK_SHAPE, "the payload's alignment", 8, 1);
     if (b->rows == 0 || b->width == 0 || (uint64_t)b->rows * b->width > INT32_MAX)
-        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 1, b->rows, "%u rows of %u positions", b->rows,
-                      b->width);
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 1, b->rows, "%u rows of %u positions",
+                              b->rows, b->width);
     if (rules->fixed_segments > 0 && b->segment_count != rules->fixed_segments)
         return report_value(scan, PD_CHECK_SHAPE, "S", rules->fixed_segments, b->segment_count);
     if (rules->fixed_segments > 0 && b->megatron_count != rules->fixed_segments)
@@ -258,8 +256,8 @@ static int report_segment(struct pd_scan *scan, enum pd_check check, uint32_t s,
     const int32_t last = total_positions(scan) - 1;
     int32_t place = scan->cu[s] < 0 ? 0 : scan->cu[s] > last ? last : scan->cu[s];
     return pd_scan_report(scan, check, (uint64_t)place, expected, found,
-                  "segment %u: %s is %lld, expected %lld", s, what, (long long)found,
-                  (long long)expected);
+                          "segment %u: %s is %lld, expected %lld", s, what, (long long)found,
+                          (long long)expected);
 }
 
 /* cu_seqlens: from 0 to T, strictly upwards, every row start included; then only the empty entries
@@ -405,7 +403,7 @@ static int check_plan_row(struct pd_scan *scan, uint32_t row, uint32_t *s)
     }
     if (i != planned)
         return pd_scan_report(scan, PD_CHECK_PLAN, (uint64_t)row * scan->batch->width, planned, i,
-                      "row %u has %u segments, %u planned", row, i, planned);
+                              "row %u has %u segments, %u planned", row, i, planned);
     return 0;
 }
 
@@ -466,16 +464,17 @@ static uint32_t count_labels(const int32_t *labels, size_t count)
 
 /* Names the first place of [at, at + count) of `array` that is not `value`, or counts up from it.
  */
-static int check_run(struct pd_scan *scan, enum pd_check check, const char *name, const int32_t *array,
-                     uint64_t at, uint32_t count, int32_t value, bool up)
+static int check_run(struct pd_scan *scan, enum pd_check check, const char *name,
+                     const int32_t *array, uint64_t at, uint32_t count, int32_t value, bool up)
 {
     if (up ? all_count_up(array + at, count) : all_equal(array + at, count, value))
         return 0;
     for (uint32_t i = 0;; i++) {
         int64_t expected = up ? (int64_t)i : value;
         if (array[at + i] != expected)
-            return pd_scan_report(scan, check, at + i, expected, array[at + i], "%s is %d, expected %lld",
-                          name, array[at + i], (long long)expected);
+            return pd_scan_report(scan, check, at + i, expected, array[at + i],
+                                  "%s is %d, expected %lld", name, array[at + i],
+                                  (long long)expected);
     }
 }
 
@@ -485,8 +484,9 @@ static int check_no_weight(struct pd_scan *scan, enum pd_check check, uint64_t a
     for (uint32_t i = 0; i < count; i++) {
         uint32_t bits = float_bits(scan->loss_weight[at + i]);
         if (bits != 0)
-            return pd_scan_report(scan, check, at + i, 0, bits, "loss_weight is %g where there is no label",
-                          (double)scan->loss_weight[at + i]);
+            return pd_scan_report(scan, check, at + i, 0, bits,
+                                  "loss_weight is %g where there is no label",
+                                  (double)scan->loss_weight[at + i]);
     }
     return 0;
 }
@@ -517,8 +517,8 @@ static int check_positions(struct pd_scan *scan, uint64_t at, uint32_t slot)
 }
 
 /* The weight every target of the segment must carry: the plan's, else that of its first target. */
-static float target_weight(const struct pd_scan *scan, const struct pd_segment *planned, uint64_t at,
-                           uint32_t length)
+static float target_weight(const struct pd_scan *scan, const struct pd_segment *planned,
+                           uint64_t at, uint32_t length)
 {
     if (planned)
         return pd_segment_loss_weight(planned, scan->rules->loss);
@@ -539,9 +539,9 @@ static int check_weights(struct pd_scan *scan, uint64_t at, uint32_t length, flo
         if (float_bits(weights[i]) != float_bits(expected) || !isfinite(weights[i]) ||
             weights[i] < 0)
             return pd_scan_report(scan, PD_CHECK_LOSS_WEIGHT, at + i, float_bits(expected),
-                          float_bits(weights[i]), "loss_weight is %g, expected %g (%s label)",
-                          (double)weights[i], (double)expected,
-                          labels[i] != PD_LABEL_NONE ? "a" : "no");
+                                  float_bits(weights[i]),
+                                  "loss_weight is %g, expected %g (%s label)", (double)weights[i],
+                                  (double)expected, labels[i] != PD_LABEL_NONE ? "a" : "no");
     }
     return 0;
 }
@@ -553,8 +553,8 @@ static int check_loss(struct pd_scan *scan, const struct pd_segment *planned, ui
     uint64_t edge = scan->rules->labels == PD_LABELS_SHIFTED ? at + length - 1 : at;
     if (scan->labels[edge] != PD_LABEL_NONE)
         return pd_scan_report(scan, PD_CHECK_LABELS, edge, PD_LABEL_NONE, scan->labels[edge],
-                      "the label at the %s of a segment is %d, expected none",
-                      edge == at ? "start" : "end", scan->labels[edge]);
+                              "the label at the %s of a segment is %d, expected none",
+                              edge == at ? "start" : "end", scan->labels[edge]);
     float weight = target_weight(scan, planned, at, length);
     int rc = check_weights(scan, at, length, weight);
     if (rc != 0)
@@ -562,7 +562,8 @@ static int check_loss(struct pd_scan *scan, const struct pd_segment *planned, ui
     uint32_t targets = count_labels(scan->labels + at, length);
     if (planned && targets != planned->loss_tokens)
         return pd_scan_report(scan, PD_CHECK_PLAN, at, planned->loss_tokens, targets,
-                      "the segment has %u labels, %u planned", targets, planned->loss_tokens);
+                              "the segment has %u labels, %u planned", targets,
+                              planned->loss_tokens);
     scan->seen.loss_tokens += targets;
     scan->seen.loss_weight += targets > 0 ? (double)weight * targets : 0;
     return 0;
@@ -576,7 +577,8 @@ static uint64_t saturating_cost(struct pd_cost cost, uint64_t length, uint64_t s
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
 }
 
-static int check_real(struct pd_scan *scan, const struct pd_segment *planned, uint32_t s, int32_t id)
+static int check_real(struct pd_scan *scan, const struct pd_segment *planned, uint32_t s,
+                      int32_t id)
 {
     uint64_t at = (uint64_t)scan->cu[s];
     uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]), length = (uint32_t)scan->seq_lens[s];
@@ -634,15 +636,16 @@ static int check_pair_entry(struct pd_scan *scan, uint32_t n, int64_t real, int6
     uint64_t place = padded > 0 ? (uint64_t)padded - 1 : 0;
     if (n > scan->batch->megatron_count)
         return pd_scan_report(scan, PD_CHECK_MEGATRON, place, n, scan->batch->megatron_count,
-                      "the pair has %u entries, expected more", scan->batch->megatron_count);
+                              "the pair has %u entries, expected more",
+                              scan->batch->megatron_count);
     if (scan->cu_real[n] != real)
         return pd_scan_report(scan, PD_CHECK_MEGATRON, place, real, scan->cu_real[n],
-                      "cu_seqlens_real[%u] is %d, expected %lld", n, scan->cu_real[n],
-                      (long long)real);
+                              "cu_seqlens_real[%u] is %d, expected %lld", n, scan->cu_real[n],
+                              (long long)real);
     if (scan->cu_padded[n] != padded)
         return pd_scan_report(scan, PD_CHECK_MEGATRON, place, padded, scan->cu_padded[n],
-                      "cu_seqlens_padded[%u] is %d, expected %lld", n, scan->cu_padded[n],
-                      (long long)padded);
+                              "cu_seqlens_padded[%u] is %d, expected %lld", n, scan->cu_padded[n],
+                              (long long)padded);
     return 0;
 }
 
@@ -700,8 +703,8 @@ static int check_width(struct pd_scan *scan)
     if (width_allowed(scan->rules, scan->batch->width, scan->seen.widest_slots))
         return 0;
     return pd_scan_report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
-                  "the width is %u, not one the rules allow for rows of %u positions",
-                  scan->batch->width, scan->seen.widest_slots);
+                          "the width is %u, not one the rules allow for rows of %u positions",
+                          scan->batch->width, scan->seen.widest_slots);
 }
 
 static int check_totals(struct pd_scan *scan)
@@ -736,8 +739,9 @@ static int check_totals(struct pd_scan *scan)
                                 (int64_t)sums[i].found);
     /* Bits again: the sum has one order, so it has one value. */
     if (memcmp(&seen->loss_weight, &told->loss_weight, sizeof told->loss_weight) != 0)
-        return pd_scan_report(scan, PD_CHECK_TOTALS, 0, 0, 0, "the loss weight is %.17g, expected %.17g",
-                      told->loss_weight, seen->loss_weight);
+        return pd_scan_report(scan, PD_CHECK_TOTALS, 0, 0, 0,
+                              "the loss weight is %.17g, expected %.17g", told->loss_weight,
+                              seen->loss_weight);
     return 0;
 }
 
@@ -747,10 +751,10 @@ static int check_digests(struct pd_scan *scan)
         const struct pd_array *array = &scan->batch->arrays[i];
         uint64_t digest = XXH3_64bits(scan->payload + array->offset_bytes, array->size_bytes);
         if (array->digest != 0 && array->digest != digest)
-            return pd_scan_report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest,
-                                  (int64_t)digest, "%.*s has digest %016llx, its bytes give %016llx",
-                                  PD_ARRAY_NAME_MAX, array->name,
-                                  (unsigned long long)array->digest, (unsigned long long)digest);
+            return pd_scan_report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
+                                  "%.*s has digest %016llx, its bytes give %016llx",
+                                  PD_ARRAY_NAME_MAX, array->name, (unsigned long long)array->digest,
+                                  (unsigned long long)digest);
     }
     return 0;
 }
@@ -758,8 +762,9 @@ static int check_digests(struct pd_scan *scan)
 int pd_check_batch(const struct pd_check_input *input, struct pd_check_finding *finding)
 {
     static int (*const stages[])(struct pd_scan *) = {
-        check_header, check_boundaries, check_lengths, check_sample_index, check_plan,
-        check_contents, check_pair, check_width, check_totals, pd_scan_media, check_digests,
+        check_header, check_boundaries, check_lengths, check_sample_index,
+        check_plan,   check_contents,   check_pair,    check_width,
+        check_totals, pd_scan_media,    check_digests,
     };
     struct pd_scan scan = {.rules = input->rules,
                            .batch = input->batch,

@@ -28,8 +28,7 @@
     X(PD_CHECK_PLAN, "plan")     /* lengths, order and loss counts as planned */                  \
     X(PD_CHECK_VISION,                                                                            \
       "vision") /* boundaries, grids and windows of images: those of the plan's spans */          \
-    X(PD_CHECK_TENSORS,                                                                           \
-      "tensors") /* boundaries, padding and loss weights of named tensors */                      \
+    X(PD_CHECK_TENSORS, "tensors") /* boundaries, padding and loss weights of named tensors */    \
     X(PD_CHECK_DIGEST,                                                                            \
       "digest") /* array digests; sample bytes against the log's digests (the server's part) */   \
     X(PD_CHECK_PROBE, "attention_probe") /* a token sees what it must not (gpu/, not found here) */
@@ -76,7 +75,7 @@ struct pd_check_input {
      * the arrays alone, as a client does; what only a plan can tell (samples, overlap, patches,
      * places of images) is then not compared. */
     const struct pd_pack *const *rows;
-    const struct pd_media *media;       /* with a plan: what else the batch must carry; NULL: nothing */
+    const struct pd_media *media; /* with a plan: what else the batch must carry; NULL: nothing */
     const struct pd_check_heads *heads; /* needed with media, and with M-RoPE and a plan */
 };
 

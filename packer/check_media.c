@@ -150,7 +150,8 @@ static int expect_text(struct pd_scan *scan, struct rope *rope, uint64_t from, u
 static int expect_image(struct pd_scan *scan, struct rope *rope, const struct kept_span *kept,
                         uint64_t height, uint64_t width)
 {
-    const double scale = kept->step > 1 ? kept->pushed->t_scale * kept->step : kept->pushed->t_scale;
+    const double scale =
+        kept->step > 1 ? kept->pushed->t_scale * kept->step : kept->pushed->t_scale;
     int64_t highest = rope->next;
     for (uint64_t i = 0; i < kept->tokens; i++) {
         uint64_t frame = i / (height * width), y = i / width % height, x = i % width;
@@ -359,7 +360,8 @@ static int check_windows(struct pd_scan *scan, struct vision *v, const struct ke
         tile.patches = kept->patches / kept->tokens;
         for (tile.y = 0; tile.y * side < height; tile.y++)
             for (tile.x = 0; rc == 0 && tile.x * side < width; tile.x++) {
-                tile.count = least(side, height - tile.y * side) * least(side, width - tile.x * side);
+                tile.count =
+                    least(side, height - tile.y * side) * least(side, width - tile.x * side);
                 rc = check_tile(scan, v, &tile);
             }
     }

@@ -400,9 +400,9 @@ static int fill_slot_positions(struct out *out, const struct pd_segment *segment
         return 0;
     }
     int32_t *t = out->positions + at;
-    pd_mrope_fill(spans, count, segment->length_tokens,
-                  segment->slot_tokens - segment->length_tokens,
-                  (struct pd_mrope_rows){t, t + out->plane_positions, t + 2 * out->plane_positions});
+    pd_mrope_fill(
+        spans, count, segment->length_tokens, segment->slot_tokens - segment->length_tokens,
+        (struct pd_mrope_rows){t, t + out->plane_positions, t + 2 * out->plane_positions});
     return 0;
 }
 

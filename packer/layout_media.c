@@ -58,8 +58,7 @@ static struct pd_elements counted(const struct pd_tensor_spec *spec,
                                   const struct pd_segment *segment, uint64_t count)
 {
     bool target = spec->axis == PD_AXIS_TOKEN && spec->alignment == PD_ALIGN_TARGET;
-    uint64_t first =
-        spec->axis != PD_AXIS_TOKEN ? 0 : (target || segment->overlap_tokens ? 1 : 0);
+    uint64_t first = spec->axis != PD_AXIS_TOKEN ? 0 : (target || segment->overlap_tokens ? 1 : 0);
     first = first < count ? first : count;
     return (struct pd_elements){first, count - first};
 }
@@ -153,7 +152,9 @@ static int measure_segment(void *ctx, const struct place *place)
     const struct pd_bodies *bodies = sizes->input->bodies;
     const struct pd_span *spans = NULL;
     uint32_t span_count = 0;
-    int rc = media->vision ? bodies->spans(bodies->ctx, place->segment, &spans, &span_count) : 0;
+    int rc = media->vision && bodies->spans
+                 ? bodies->spans(bodies->ctx, place->segment, &spans, &span_count)
+                 : 0;
     for (uint32_t i = 0; rc == 0 && i < span_count; i++)
         pd_vision_measure(&spans[i], sizes->input->rules->vision_window, &sizes->vision);
     for (uint32_t t = 0; rc == 0 && t < media->tensor_count; t++)
@@ -186,8 +187,8 @@ static int add_vision(const struct sizes *sizes, struct pd_batch *batch, struct 
     uint32_t window = sizes->input->rules->vision_window;
     if (v->patches > INT32_MAX || v->tokens > INT32_MAX)
         return too_many(error, "vision_cu_seqlens", v->patches);
-    int rc = add_array(batch, "vision_cu_seqlens", PD_DTYPE_I32, 1, (uint64_t[]){v->frames + 1},
-                       error);
+    int rc =
+        add_array(batch, "vision_cu_seqlens", PD_DTYPE_I32, 1, (uint64_t[]){v->frames + 1}, error);
     if (rc == 0)
         rc = add_array(batch, "image_grid_thw", PD_DTYPE_I64, 2, (uint64_t[]){v->images, 3}, error);
     if (rc == 0 && window > 0)
@@ -377,7 +378,9 @@ static int fill_segment(void *ctx, const struct place *place)
     const struct pd_bodies *bodies = out->input->bodies;
     const struct pd_span *spans = NULL;
     uint32_t span_count = 0;
-    int rc = media->vision ? bodies->spans(bodies->ctx, place->segment, &spans, &span_count) : 0;
+    int rc = media->vision && bodies->spans
+                 ? bodies->spans(bodies->ctx, place->segment, &spans, &span_count)
+                 : 0;
     for (uint32_t i = 0; rc == 0 && i < span_count; i++)
         pd_vision_put(&spans[i], &out->vision);
     for (uint32_t t = 0; rc == 0 && t < media->tensor_count; t++)

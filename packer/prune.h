@@ -33,11 +33,11 @@ struct pd_span_origin {
 
 /* A pruned sample. Zeroed memory is an empty one; its memory is kept from call to call. */
 struct pd_pruned {
-    struct pd_head head;           /* as the planner sees it; spans and loss runs point below */
-    struct pd_prune applied;       /* of the rule, what changed something; all 0: nothing did */
-    struct pd_span *spans;         /* head.span_count of them */
+    struct pd_head head;            /* as the planner sees it; spans and loss runs point below */
+    struct pd_prune applied;        /* of the rule, what changed something; all 0: nothing did */
+    struct pd_span *spans;          /* head.span_count of them */
     struct pd_span_origin *origins; /* likewise */
-    struct pd_token_run *kept;     /* ascending, not touching; together head.length_tokens */
+    struct pd_token_run *kept;      /* ascending, not touching; together head.length_tokens */
     uint32_t kept_count;
     uint32_t *loss;
     uint32_t span_capacity, kept_capacity, loss_capacity;

@@ -100,14 +100,12 @@ int pd_slice_make(const struct pd_head *pushed, const struct pd_segment *segment
     slice->part = segment->part;
     uint64_t end = (uint64_t)segment->offset_tokens + segment->length_tokens;
     if (segment->length_tokens == 0 || pruned->head.length_tokens != segment->sample_tokens ||
-        end > segment->sample_tokens ||
-        pruned->applied.drop_views != segment->prune.drop_views ||
+        end > segment->sample_tokens || pruned->applied.drop_views != segment->prune.drop_views ||
         pruned->applied.keep_frames != segment->prune.keep_frames)
         return PD_ECORRUPT;
     cut_tokens(slice, segment->offset_tokens, (uint32_t)end);
-    if (!cut_spans(slice, segment) ||
-        pd_loss_runs_count(slice->loss, segment->offset_tokens + 1, (uint32_t)end) !=
-            segment->loss_tokens)
+    if (!cut_spans(slice, segment) || pd_loss_runs_count(slice->loss, segment->offset_tokens + 1,
+                                                         (uint32_t)end) != segment->loss_tokens)
         return PD_ECORRUPT;
     return 0;
 }

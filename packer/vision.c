@@ -64,10 +64,9 @@ void pd_vision_measure(const struct pd_span *span, uint32_t window, struct pd_vi
     sizes->tokens += span->length_tokens;
     if (window == 0)
         return;
-    sizes->windows += has_windows(span)
-                          ? shape.frames * windows_across(shape.height, window) *
-                                windows_across(shape.width, window)
-                          : 1;
+    sizes->windows += has_windows(span) ? shape.frames * windows_across(shape.height, window) *
+                                              windows_across(shape.width, window)
+                                        : 1;
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b)

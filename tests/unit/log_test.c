@@ -405,6 +405,9 @@ static void test_bodies(void **unused)
                                          .sample_tokens = length,
                                          .offset_tokens = part,
                                          .length_tokens = length - part};
+            struct pd_head sample;
+            pd_block_head_sample(head, s, &sample);
+            segment.loss_tokens = pd_loss_runs_count(sample.loss, part + 1, length);
             int32_t *tokens = malloc(length * 4ull);
             bool has = false;
             assert_non_null(tokens);
