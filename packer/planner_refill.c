@@ -6,6 +6,7 @@
  *   lane head ──> pruned, left out (skipped, over-length, nothing left)   counted
  *             ──> entry ──> [shuffle buffer] ──> window
  *                                            └─> pending ──> part, part, ... ──> window      (split) */
+#include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 
 enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED, LEAVE_EMPTIED };
@@ -132,8 +133,8 @@ static int admit(struct pd_planner *planner, const struct pd_head **head, uint32
 {
     const struct pd_rules *rules = &planner->rules;
     const struct pd_head *pushed = *head;
-    if (planner->records.skip_count > 0 &&
-        pd_records_skips(&planner->records, pushed->stream, pushed->seq))
+    if ((planner->records.skip_count > 0 || planner->records.rule_count > 0) &&
+        pd_skip_fits(&planner->records, pushed))
         return LEAVE_SKIPPED;
     int rc = prune(planner, head);
     if (rc != 0)
@@ -277,7 +278,7 @@ static void take_run(struct pd_planner *planner)
     uint64_t before = 0, limit = pd_records_limit(&planner->records);
     const struct pd_head *heads = pd_lanes_run(&planner->lanes, limit, &count, &before);
     struct pd_cursor at = planner->lanes.lane[0].cursor;
-    if (!heads || planner->records.skip_count > 0)
+    if (!heads || planner->records.skip_count > 0 || planner->records.rule_count > 0)
         return;
     if (count > window->capacity - window->count)
         count = window->capacity - window->count;

@@ -1,7 +1,7 @@
 /* The planner's state as bytes, and back.
  *
  *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
- *   [pruning rules, what they took away]          where there are any, or a view has been seen
+ *   [| changed, skip rules [| pruning rules, what they took away]]
  *
  * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
  * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
@@ -343,11 +343,17 @@ static struct pd_prune_rule get_prune(struct pd_reader *reader)
     return rule;
 }
 
+static bool has_pruning(const struct pd_planner *planner)
+{
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    return planner->rules.prune_count > 0 || stats->samples > 0 || stats->seen_views != 0;
+}
+
 static void put_pruning(struct pd_buf *buf, const struct pd_planner *planner)
 {
     const struct pd_rules *rules = &planner->rules;
     const struct pd_prune_stats *stats = &planner->prune_stats;
-    if (rules->prune_count == 0 && stats->samples == 0 && stats->seen_views == 0)
+    if (!has_pruning(planner))
         return;
     put(buf, rules->prune_count);
     for (uint32_t i = 0; i < rules->prune_count; i++)
@@ -368,6 +374,37 @@ static void get_pruning(struct pd_reader *reader, struct pd_planner *planner)
     rules->prune_count = count;
     pd_prune_stats_load(reader, &planner->prune_stats);
     expect(reader, pd_rules_check(rules, NULL) == 0);
+}
+
+static void put_rule(struct pd_buf *buf, uint64_t at, const struct pd_skip_rule *rule)
+{
+    put(buf, at);
+    put(buf, rule->by_stream | rule->by_source << 1 | rule->by_group << 2 | rule->by_key << 3);
+    put(buf, rule->stream);
+    put(buf, rule->source);
+    put(buf, rule->first_seq);
+    put(buf, rule->last_seq);
+    pd_buf_put_u64(buf, rule->group);
+    pd_buf_put_u64(buf, rule->key);
+    put(buf, rule->version_below);
+}
+
+static void get_rule(struct pd_reader *reader, uint64_t *at, struct pd_skip_rule *rule)
+{
+    *at = get(reader);
+    uint32_t flags = get32(reader);
+    expect(reader, flags <= 15);
+    rule->by_stream = flags & 1;
+    rule->by_source = flags >> 1 & 1;
+    rule->by_group = flags >> 2 & 1;
+    rule->by_key = flags >> 3 & 1;
+    rule->stream = get32(reader);
+    rule->source = get32(reader);
+    rule->first_seq = get(reader);
+    rule->last_seq = get(reader);
+    rule->group = pd_reader_u64(reader);
+    rule->key = pd_reader_u64(reader);
+    rule->version_below = get(reader);
 }
 
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
@@ -391,6 +428,8 @@ static void put_records(struct pd_buf *buf, const struct pd_records *records, ui
             put_prune(buf, &change->prune);
         for (uint32_t j = 0; change->kind == PD_CONTROL_WEIGHTS && j < lanes; j++)
             put(buf, change->weights[j]);
+        if (change->kind == PD_CONTROL_SKIP_RULE)
+            put_rule(buf, change->at, &change->rule);
     }
     for (uint32_t i = 0; i < records->skip_count; i++) {
         put(buf, records->skips[i].stream);
@@ -429,9 +468,11 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
         sum += change.weights[j];
         expect(reader, change.weights[j] <= PD_LANE_WEIGHT_MAX);
     }
-    if (!expect(reader, weights ? sum > 0
-                                : change.kind == PD_CONTROL_SKIP ||
-                                      change.kind == PD_CONTROL_PRUNE))
+    if (change.kind == PD_CONTROL_SKIP_RULE)
+        get_rule(reader, &change.at, &change.rule);
+    bool other = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE ||
+                 change.kind == PD_CONTROL_PRUNE;
+    if (!expect(reader, weights ? sum > 0 : other))
         return 0;
     return pd_records_add_change(records, &change);
 }
@@ -461,6 +502,33 @@ static int get_records(struct pd_reader *reader, const struct pd_rules *rules,
     return rc;
 }
 
+/* Behind everything else, and only where there are any: snapshots without it are complete too. */
+static void put_open_rules(struct pd_buf *buf, const struct pd_planner *planner)
+{
+    const struct pd_records *records = &planner->records;
+    if (records->rule_count == 0 && !planner->changed && !has_pruning(planner))
+        return;
+    put(buf, planner->changed);
+    put(buf, records->rule_count);
+    for (uint32_t i = 0; i < records->rule_count; i++)
+        put_rule(buf, records->rules[i].at, &records->rules[i].rule);
+}
+
+static void get_open_rules(struct pd_reader *reader, struct pd_planner *planner)
+{
+    struct pd_records *records = &planner->records;
+    if (reader->failed || pd_reader_left(reader) == 0)
+        return;
+    uint32_t changed = get32(reader), count = get32(reader);
+    planner->changed = changed;
+    expect(reader, changed <= 1 && count <= PD_SKIP_RULES_MAX &&
+                       (changed + count > 0 || pd_reader_left(reader) > 0));
+    for (uint32_t i = 0; i < count && !reader->failed; i++) {
+        struct pd_open_rule *open = &records->rules[records->rule_count++];
+        get_rule(reader, &open->at, &open->rule);
+    }
+}
+
 int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
 {
     bool bins = planner->solver.packs_left > 0;
@@ -476,6 +544,7 @@ int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
     put_shuffle(buf, &planner->shuffle);
     put_pending(buf, &planner->pending);
     put_records(buf, &planner->records, rule_lanes(&planner->rules));
+    put_open_rules(buf, planner);
     put_pruning(buf, planner);
     return buf->failed ? PD_ENOMEM : 0;
 }
@@ -496,6 +565,8 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
         get_pending(reader, rules, &planner->pending);
     if (rc == 0 && !reader->failed)
         rc = get_records(reader, rules, &planner->records);
+    if (rc == 0)
+        get_open_rules(reader, planner);
     if (rc != 0)
         return rc == PD_ENOMEM ? PD_ENOMEM : PD_ECORRUPT;
     get_pruning(reader, planner);

@@ -420,6 +420,7 @@ static void test_bodies(void **unused)
             assert_int_equal(tokens[length - part - 1], seq_token("big", s, length - 1));
             segment.offset_tokens = 0;
             segment.length_tokens = length;
+            segment.loss_tokens = pd_loss_runs_count(sample.loss, 1, length);
             assert_int_equal(bodies.tokens(bodies.ctx, &segment, tokens), 0);
             assert_int_equal(tokens[length - 1], seq_token("big", s, length - 1));
             segment.sample_tokens++; /* a plan that does not belong to this block */
