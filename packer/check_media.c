@@ -316,8 +316,8 @@ static int check_frames(struct pd_scan *scan, struct vision *v)
 /* One window: `count` tokens of it in ascending order, all of the tile (tile_y, tile_x) of a frame
  * whose tokens start at `first`. */
 struct tile {
-    uint64_t first, width; /* of the frame */
-    uint64_t y, x;         /* of the tile, in tiles */
+    uint64_t first, width, tokens; /* of the frame */
+    uint64_t y, x;                 /* of the tile, in tiles */
     uint64_t count;
     uint64_t patches; /* of one token */
 };
@@ -336,7 +336,7 @@ static int check_tile(struct pd_scan *scan, struct vision *v, const struct tile 
     for (uint64_t i = 0; i < tile->count; i++, v->token++) {
         int64_t token = v->index[v->token];
         uint64_t local = (uint64_t)(token - (int64_t)tile->first);
-        if (token <= before || token < (int64_t)tile->first ||
+        if (token <= before || token < (int64_t)tile->first || local >= tile->tokens ||
             local / tile->width / side != tile->y || local % tile->width / side != tile->x)
             return fault(scan, PD_CHECK_VISION, "vision_window_index", v->token, before + 1, token);
         before = token;
@@ -356,7 +356,7 @@ static int check_windows(struct pd_scan *scan, struct vision *v, const struct ke
     const uint64_t side = scan->rules->vision_window;
     int rc = 0;
     for (uint32_t frame = 0; frame < kept->frames; frame++) {
-        struct tile tile = {.first = v->token, .width = width};
+        struct tile tile = {.first = v->token, .width = width, .tokens = height * width};
         tile.patches = kept->patches / kept->tokens;
         for (tile.y = 0; tile.y * side < height; tile.y++)
             for (tile.x = 0; rc == 0 && tile.x * side < width; tile.x++) {

@@ -221,10 +221,10 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_only),       cmocka_unit_test(test_one_image),
-        cmocka_unit_test(test_several_images),  cmocka_unit_test(test_image_first_and_last),
-        cmocka_unit_test(test_video),           cmocka_unit_test(test_odd_spans),
-        cmocka_unit_test(test_grids),           cmocka_unit_test(test_random),
+        cmocka_unit_test(test_text_only),      cmocka_unit_test(test_one_image),
+        cmocka_unit_test(test_several_images), cmocka_unit_test(test_image_first_and_last),
+        cmocka_unit_test(test_video),          cmocka_unit_test(test_odd_spans),
+        cmocka_unit_test(test_grids),          cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
