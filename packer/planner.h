@@ -74,6 +74,17 @@ struct pd_rules {
     struct pd_prune_rule prunes[PD_PRUNE_RULES_MAX];
 };
 
+/* The rules that a served feed may change, as pd_rules names them. */
+struct pd_live_rules {
+    uint32_t window_samples;
+    uint64_t window_bytes;
+    enum pd_strategy strategy;
+    enum pd_order order;
+    uint32_t shuffle_samples;
+    uint64_t shuffle_bytes;
+    enum pd_over_length over_length;
+};
+
 /* Where heads come from: the server reads them from the log, tests from arrays.
  *
  * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below the cursor when the head of a split
@@ -90,10 +101,10 @@ struct pd_supply {
  * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
  * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
  * that one. A flush told before the planner gets there does nothing until it does.
- * WEIGHTS, SKIP, SKIP_RULE and PRUNE act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting.
- * SKIP drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so
- * with every sample before `at` that the rule fits. PRUNE is for samples drawn from their lane afterwards, never for those that are in the
- * window or the shuffle buffer. */
+ * WEIGHTS, SKIP, SKIP_RULE, RULES and PRUNE act between the refill and the fit of `from_pack`: what the window holds then does not depend on
+ * waiting. SKIP drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE
+ * does so with every sample before `at` that the rule fits. With RULES, samples in the window stay as they came in, and what order: shuffle has
+ * buffered drains by the same hash. PRUNE is for samples drawn from their lane afterwards, never for those in window or shuffle buffer. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
@@ -101,6 +112,7 @@ enum pd_control_kind {
     PD_CONTROL_WEIGHTS,  /* lane weights; not for an ordered merge */
     PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
     PD_CONTROL_SKIP_RULE,
+    PD_CONTROL_RULES, /* other rules */
     PD_CONTROL_PRUNE,    /* the rule of one source from now on; another one of it is replaced */
 };
 
@@ -124,6 +136,7 @@ struct pd_control {
     uint32_t stream;
     uint64_t seq;
     struct pd_skip_rule rule;
+    struct pd_live_rules rules;
     struct pd_prune_rule prune;
 };
 
@@ -167,6 +180,11 @@ struct pd_planner;
 
 /* PD_EINVAL with the rule named (seq_len not a multiple of seg_align, ...), PD_ENOMEM. */
 int pd_rules_check(const struct pd_rules *rules, struct pd_error *error) PD_MUST_CHECK;
+/* The same with other live rules. */
+int pd_live_rules_check(const struct pd_rules *rules, const struct pd_live_rules *live,
+                        struct pd_error *error) PD_MUST_CHECK;
+struct pd_live_rules pd_live_rules_of(const struct pd_rules *rules);
+void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live);
 int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner,
                    struct pd_error *error) PD_MUST_CHECK;
 void pd_planner_free(struct pd_planner *planner);
@@ -181,6 +199,8 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
+/* The rules in force at the next pack. */
+const struct pd_rules *pd_planner_rules(const struct pd_planner *planner);
 /* The first pack that a change told now can act on: its from_pack must not be lower. */
 uint64_t pd_planner_change_pack(const struct pd_planner *planner);
 
