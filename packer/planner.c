@@ -75,21 +75,6 @@ static int add_weights(struct pd_planner *planner, const struct pd_control *cont
     return sum > 0 ? pd_records_add_change(&planner->records, &change) : PD_EINVAL;
 }
 
-/* Sources with a rule never become more than the rules have room for. */
-static int add_prune(struct pd_planner *planner, const struct pd_control *control)
-{
-    struct pd_records *records = &planner->records;
-    uint32_t told = 0;
-    for (uint32_t i = 0; i < records->change_count; i++)
-        told += records->changes[i].kind == PD_CONTROL_PRUNE;
-    if (planner->rules.prune_count + told >= PD_PRUNE_RULES_MAX &&
-        !pd_prune_rule_of(&planner->rules, control->prune.source))
-        return PD_ELIMIT;
-    return pd_records_add_change(records, &(struct pd_change){.kind = PD_CONTROL_PRUNE,
-                                                              .from_pack = control->from_pack,
-                                                              .prune = control->prune});
-}
-
 static int add_skip_rule(struct pd_planner *planner, const struct pd_control *control)
 {
     uint32_t rules = planner->records.rule_count;
@@ -128,8 +113,6 @@ static int add_record(struct pd_planner *planner, const struct pd_control *contr
                                                          .from_pack = control->from_pack,
                                                          .stream = control->stream,
                                                          .seq = control->seq});
-    case PD_CONTROL_PRUNE:
-        return add_prune(planner, control);
     case PD_CONTROL_SKIP_RULE:
         return add_skip_rule(planner, control);
     case PD_CONTROL_RULES:
@@ -173,10 +156,6 @@ static int apply_change(struct pd_planner *planner, const struct pd_supply *supp
 {
     if (change->kind == PD_CONTROL_RULES)
         return apply_live_rules(planner, &change->rules);
-    if (change->kind == PD_CONTROL_PRUNE) {
-        pd_prune_rule_set(&planner->rules, &change->prune);
-        return 0;
-    }
     if (change->kind != PD_CONTROL_WEIGHTS)
         return pd_skip_apply(planner, supply, change);
     pd_lanes_reweigh(&planner->lanes, change->weights);
@@ -331,14 +310,22 @@ const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *pla
     return &planner->prune_stats;
 }
 
-uint64_t pd_planner_pruned_views(const struct pd_planner *planner)
+static uint64_t dropped_views(const struct pd_prune_rule *rules, uint32_t count)
 {
     uint64_t views = 0;
-    for (uint32_t i = 0; i < planner->rules.prune_count; i++)
-        views |= planner->rules.prunes[i].prune.drop_views;
-    for (uint32_t i = 0; i < planner->records.change_count; i++)
-        if (planner->records.changes[i].kind == PD_CONTROL_PRUNE)
-            views |= planner->records.changes[i].prune.prune.drop_views;
+    for (uint32_t i = 0; i < count; i++)
+        views |= rules[i].prune.drop_views;
+    return views;
+}
+
+uint64_t pd_planner_pruned_views(const struct pd_planner *planner)
+{
+    const struct pd_records *records = &planner->records;
+    uint64_t views = dropped_views(planner->rules.prunes, planner->rules.prune_count);
+    for (uint32_t i = 0; i < records->change_count; i++)
+        if (records->changes[i].kind == PD_CONTROL_RULES)
+            views |= dropped_views(records->changes[i].rules.prunes,
+                                   records->changes[i].rules.prune_count);
     return views;
 }
 

@@ -35,7 +35,7 @@ enum pd_on_end { PD_ON_END_CONTINUE, PD_ON_END_STOP, PD_ON_END_REPEAT };
 
 #define PD_LANES_MAX 4096
 #define PD_LANES_WEIGHTED_MAX 16
-#define PD_PRUNE_RULES_MAX 64
+#define PD_PRUNE_RULES_MAX 16
 /* pd_want.lane when every lane has ended and only the feed's end is missing. */
 #define PD_LANE_NONE UINT32_MAX
 
@@ -83,6 +83,8 @@ struct pd_live_rules {
     uint32_t shuffle_samples;
     uint64_t shuffle_bytes;
     enum pd_over_length over_length;
+    uint32_t prune_count;
+    struct pd_prune_rule prunes[PD_PRUNE_RULES_MAX];
 };
 
 /* Where heads come from: the server reads them from the log, tests from arrays.
@@ -101,10 +103,10 @@ struct pd_supply {
  * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
  * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
  * that one. A flush told before the planner gets there does nothing until it does.
- * WEIGHTS, SKIP, SKIP_RULE, RULES and PRUNE act between the refill and the fit of `from_pack`: what the window holds then does not depend on
+ * WEIGHTS, SKIP, SKIP_RULE and RULES act between the refill and the fit of `from_pack`: what the window holds then does not depend on
  * waiting. SKIP drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE
  * does so with every sample before `at` that the rule fits. With RULES, samples in the window stay as they came in, and what order: shuffle has
- * buffered drains by the same hash. PRUNE is for samples drawn from their lane afterwards, never for those in window or shuffle buffer. */
+ * buffered drains by the same hash; pruning is for samples drawn from their lane afterwards. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
@@ -113,7 +115,6 @@ enum pd_control_kind {
     PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
     PD_CONTROL_SKIP_RULE,
     PD_CONTROL_RULES, /* other rules */
-    PD_CONTROL_PRUNE,    /* the rule of one source from now on; another one of it is replaced */
 };
 
 /* Samples for which everything that is set holds. */
@@ -137,7 +138,6 @@ struct pd_control {
     uint64_t seq;
     struct pd_skip_rule rule;
     struct pd_live_rules rules;
-    struct pd_prune_rule prune;
 };
 
 /* Why pd_planner_next gave PD_EAGAIN: what the refill wants. */
@@ -213,7 +213,7 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
 /* The planner's own, to be read between its calls. */
 const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner);
-/* Views that some rule in force or told names; bit v of view v. Those not in seen_views have not been met yet. */
+/* Views that some rule in force or told leaves out; bit v of view v. Those not in seen_views have not been met yet. */
 uint64_t pd_planner_pruned_views(const struct pd_planner *planner);
 /* Where a lane, below lane_count, has got to. */
 struct pd_lane_view {

@@ -1,7 +1,7 @@
 /* Rules by source, and statistics by view.
  *
  * Asked for each sample with spans; rules change at a pack's border only. Owner: the planner's
- * thread. Invariant: one rule a source, none of them empty; what the views spared adds up to what
+ * thread. Invariant: what the views spared adds up to what
  * the samples did. Counting never decides anything. */
 #include "packer/planner_prune.h"
 
@@ -13,22 +13,6 @@ const struct pd_prune *pd_prune_rule_of(const struct pd_rules *rules, uint32_t s
         if (rules->prunes[i].source == source)
             return &rules->prunes[i].prune;
     return NULL;
-}
-
-void pd_prune_rule_set(struct pd_rules *rules, const struct pd_prune_rule *rule)
-{
-    uint32_t i = 0;
-    while (i < rules->prune_count && rules->prunes[i].source != rule->source)
-        i++;
-    bool empty = rule->prune.drop_views == 0 && rule->prune.keep_frames <= 1;
-    if (!empty && i == rules->prune_count) {
-        PD_CHECK(rules->prune_count < PD_PRUNE_RULES_MAX);
-        rules->prune_count++;
-    }
-    if (!empty)
-        rules->prunes[i] = *rule;
-    else if (i < rules->prune_count)
-        rules->prunes[i] = rules->prunes[--rules->prune_count];
 }
 
 /* The work that a sample of `tokens` spares by losing `lost` of them. */

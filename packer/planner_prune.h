@@ -7,9 +7,6 @@
 
 /* The rule of a source, or NULL. */
 const struct pd_prune *pd_prune_rule_of(const struct pd_rules *rules, uint32_t source);
-/* Replaces the source's rule, or adds it; one of all 0 is taken away. There must be room. */
-void pd_prune_rule_set(struct pd_rules *rules, const struct pd_prune_rule *rule);
-
 /* Counts a sample that lost something. */
 void pd_prune_count(struct pd_prune_stats *stats, const struct pd_head *pushed,
                     const struct pd_pruned *pruned);

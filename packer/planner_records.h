@@ -15,12 +15,11 @@ struct pd_flush {
 
 /* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however often the refill had to wait. */
 struct pd_change {
-    enum pd_control_kind kind; /* WEIGHTS, SKIP, SKIP_RULE, RULES or PRUNE */
+    enum pd_control_kind kind; /* WEIGHTS, SKIP, SKIP_RULE or RULES */
     uint64_t from_pack;
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
-    struct pd_prune_rule prune;
     uint64_t at; /* SKIP_RULE: its place */
     struct pd_skip_rule rule;
     struct pd_live_rules rules;

@@ -334,54 +334,6 @@ static void get_pending(struct pd_reader *reader, const struct pd_rules *rules,
                        split->part < sample->part_count);
 }
 
-static void put_prune(struct pd_buf *buf, const struct pd_prune_rule *rule)
-{
-    put(buf, rule->source);
-    put(buf, rule->prune.drop_views);
-    put(buf, rule->prune.keep_frames);
-}
-
-static struct pd_prune_rule get_prune(struct pd_reader *reader)
-{
-    struct pd_prune_rule rule = {.source = get32(reader)};
-    rule.prune.drop_views = get(reader);
-    rule.prune.keep_frames = get32(reader);
-    return rule;
-}
-
-static bool has_pruning(const struct pd_planner *planner)
-{
-    const struct pd_prune_stats *stats = &planner->prune_stats;
-    return planner->rules.prune_count > 0 || stats->samples > 0 || stats->seen_views != 0;
-}
-
-static void put_pruning(struct pd_buf *buf, const struct pd_planner *planner)
-{
-    const struct pd_rules *rules = &planner->rules;
-    const struct pd_prune_stats *stats = &planner->prune_stats;
-    if (!has_pruning(planner))
-        return;
-    put(buf, rules->prune_count);
-    for (uint32_t i = 0; i < rules->prune_count; i++)
-        put_prune(buf, &rules->prunes[i]);
-    pd_prune_stats_save(stats, buf);
-}
-
-static void get_pruning(struct pd_reader *reader, struct pd_planner *planner)
-{
-    struct pd_rules *rules = &planner->rules;
-    if (reader->failed || pd_reader_left(reader) == 0)
-        return;
-    uint32_t count = get32(reader);
-    if (!expect(reader, count <= PD_PRUNE_RULES_MAX))
-        return;
-    for (uint32_t i = 0; i < count; i++)
-        rules->prunes[i] = get_prune(reader);
-    rules->prune_count = count;
-    pd_prune_stats_load(reader, &planner->prune_stats);
-    expect(reader, pd_rules_check(rules, NULL) == 0);
-}
-
 static void put_rule(struct pd_buf *buf, uint64_t at, const struct pd_skip_rule *rule)
 {
     put(buf, at);
@@ -413,6 +365,39 @@ static void get_rule(struct pd_reader *reader, uint64_t *at, struct pd_skip_rule
     rule->version_below = get(reader);
 }
 
+static void put_prune(struct pd_buf *buf, const struct pd_prune_rule *rule)
+{
+    put(buf, rule->source);
+    put(buf, rule->prune.drop_views);
+    put(buf, rule->prune.keep_frames);
+}
+
+static struct pd_prune_rule get_prune(struct pd_reader *reader)
+{
+    struct pd_prune_rule rule = {.source = get32(reader)};
+    rule.prune.drop_views = get(reader);
+    rule.prune.keep_frames = get32(reader);
+    return rule;
+}
+
+static void put_prunes(struct pd_buf *buf, const struct pd_prune_rule *rules, uint32_t count)
+{
+    put(buf, count);
+    for (uint32_t i = 0; i < count; i++)
+        put_prune(buf, &rules[i]);
+}
+
+/* How many there are; none where the bytes do not hold them. */
+static uint32_t get_prunes(struct pd_reader *reader, struct pd_prune_rule *rules)
+{
+    uint32_t count = get32(reader);
+    if (!expect(reader, count <= PD_PRUNE_RULES_MAX))
+        return 0;
+    for (uint32_t i = 0; i < count; i++)
+        rules[i] = get_prune(reader);
+    return count;
+}
+
 static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
 {
     put(buf, live->window_samples);
@@ -422,6 +407,7 @@ static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
     put(buf, live->shuffle_samples);
     put(buf, live->shuffle_bytes);
     put(buf, live->over_length);
+    put_prunes(buf, live->prunes, live->prune_count);
 }
 
 static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
@@ -433,6 +419,33 @@ static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
     live->shuffle_samples = get32(reader);
     live->shuffle_bytes = get(reader);
     live->over_length = (enum pd_over_length)get32(reader);
+    live->prune_count = get_prunes(reader, live->prunes);
+}
+
+static bool has_pruning(const struct pd_planner *planner)
+{
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    return planner->rules.prune_count > 0 || stats->samples > 0 || stats->seen_views != 0;
+}
+
+static void put_pruning(struct pd_buf *buf, const struct pd_planner *planner)
+{
+    const struct pd_rules *rules = &planner->rules;
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    if (!has_pruning(planner))
+        return;
+    put_prunes(buf, rules->prunes, rules->prune_count);
+    pd_prune_stats_save(stats, buf);
+}
+
+static void get_pruning(struct pd_reader *reader, struct pd_planner *planner)
+{
+    struct pd_rules *rules = &planner->rules;
+    if (reader->failed || pd_reader_left(reader) == 0)
+        return;
+    rules->prune_count = get_prunes(reader, rules->prunes);
+    pd_prune_stats_load(reader, &planner->prune_stats);
+    expect(reader, pd_rules_check(rules, NULL) == 0);
 }
 
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
@@ -452,8 +465,6 @@ static void put_records(struct pd_buf *buf, const struct pd_records *records, ui
         put(buf, change->from_pack);
         put(buf, change->stream);
         put(buf, change->seq);
-        if (change->kind == PD_CONTROL_PRUNE)
-            put_prune(buf, &change->prune);
         for (uint32_t j = 0; change->kind == PD_CONTROL_WEIGHTS && j < lanes; j++)
             put(buf, change->weights[j]);
         if (change->kind == PD_CONTROL_SKIP_RULE)
@@ -489,8 +500,6 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
     change.from_pack = get(reader);
     change.stream = get32(reader);
     change.seq = get(reader);
-    if (change.kind == PD_CONTROL_PRUNE)
-        change.prune = get_prune(reader);
     bool weights = change.kind == PD_CONTROL_WEIGHTS && rules->merge != PD_MERGE_ORDERED;
     uint64_t sum = 0;
     for (uint32_t j = 0; weights && j < rules->lane_count; j++) {
@@ -502,8 +511,7 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
         get_rule(reader, &change.at, &change.rule);
     if (change.kind == PD_CONTROL_RULES)
         get_live(reader, &change.rules);
-    bool other = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE ||
-                 change.kind == PD_CONTROL_PRUNE;
+    bool other = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE;
     bool live = change.kind == PD_CONTROL_RULES && !reader->failed &&
                 pd_live_rules_check(rules, &change.rules, NULL) == 0;
     if (!expect(reader, weights ? sum > 0 : other || live))
