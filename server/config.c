@@ -131,12 +131,32 @@ static void derive_lanes(struct pd_feed_config *feed)
     }
 }
 
+/* With fixed_segments the planner caps what a row holds, so that one row of a batch always fits: the most
+ * real segments that leave room for the padding's. */
+static void derive_cap(struct pd_feed_config *feed)
+{
+    const struct pd_layout_rules *layout = &feed->layout;
+    if (layout->fixed_segments == 0 || feed->rules.segments_max > 0 || layout->seg_align == 0 ||
+        layout->pad_segment < layout->seg_align || layout->seq_len < layout->seg_align)
+        return;
+    uint32_t low = 1, high = layout->seq_len / layout->seg_align;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (pd_layout_row_segments_max(layout, middle) <= layout->fixed_segments)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    feed->rules.segments_max = low;
+}
+
 void pd_feed_derive(struct pd_feed_config *feed)
 {
     feed->layout.seq_len = feed->rules.seq_len;
     feed->layout.seg_align = feed->rules.seg_align;
     if (feed->layout.total_align == 0)
         feed->layout.total_align = feed->rules.seg_align;
+    derive_cap(feed);
     feed->layout.segments_max = feed->rules.segments_max;
     derive_lanes(feed);
 }
