@@ -156,8 +156,11 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     status->waiting = feed->waiting;
     status->want = feed->want;
     status->waiting_since_ns = feed->waiting ? feed->waiting_since_wall_ns : 0;
-    if (feed->planner)
+    if (feed->planner) {
         pd_planner_stats(feed->planner, &status->planner);
+        status->oldest_wall_ns =
+            pd_arrivals_time(&feed->arrivals, pd_planner_oldest_block(feed->planner));
+    }
     int rc = copy_streams(&seq->state, feed, status);
     return rc ? rc : copy_jobs(seq, feed, status);
 }

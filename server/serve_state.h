@@ -161,6 +161,8 @@ struct pd_serve {
     void *validate_ctx;
     pd_repro_fn *repro;
     void *repro_ctx;
+    pd_served_fn *served;
+    void *served_ctx;
     char repro_path[PD_REPRO_PATH_MAX];
     pd_corrupt_fn *corrupt;
     void *corrupt_ctx;
