@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
+#include <time.h>
 
 /* Everything one of these commands may be told. */
 struct request {
@@ -18,6 +19,7 @@ struct request {
     const char *feed, *job, *why;
     bool have_step, have_first, have_last, force, undo;
     uint64_t step, first, last, packs;
+    int64_t wait_ms;
 };
 
 enum {
@@ -29,7 +31,8 @@ enum {
     OPT_WHY,
     OPT_FORCE,
     OPT_UNDO,
-    OPT_PACKS
+    OPT_PACKS,
+    OPT_WAIT
 };
 
 static void set_option(struct request *r, int option)
@@ -58,6 +61,9 @@ static void set_option(struct request *r, int option)
         return;
     case OPT_PACKS:
         r->packs = ctl_number("packs", optarg, 1, UINT64_MAX);
+        return;
+    case OPT_WAIT:
+        r->wait_ms = ctl_duration_ms("wait", optarg);
         return;
     case OPT_FORCE:
         r->force = true;
@@ -410,13 +416,47 @@ const struct ctl_command ctl_delete_job_command = {
 
 /* ---- drain ----------------------------------------------------------------------------------- */
 
-static const struct option drain_options[] = {{"undo", no_argument, NULL, OPT_UNDO}, {0}};
+static const struct option drain_options[] = {
+    {"undo", no_argument, NULL, OPT_UNDO}, {"wait", required_argument, NULL, OPT_WAIT}, {0}};
+
+/* Time between two looks at the calls still open. */
+static const struct timespec drain_pause = {.tv_nsec = 200 * 1000 * 1000};
 
 static void print_drain(const struct request *r, const json_t *reply)
 {
     printf("packd at %s: %s; %" PRIu64 " push and %" PRIu64 " fetch calls are open\n",
            r->ctl->server, text(reply, "state"), number(reply, "push_calls"),
            number(reply, "fetch_calls"));
+}
+
+static bool calls_open(const char *json)
+{
+    json_error_t why;
+    json_t *reply = json_loads(json, 0, &why);
+    bool open = number(reply, "push_calls") + number(reply, "fetch_calls") > 0;
+    json_decref(reply);
+    return open;
+}
+
+static int64_t monotonic_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Asks until no call is open or the time is over: the call is idempotent. */
+static int drain_until(struct request *r, char **json, struct packd_error *error)
+{
+    int64_t end = monotonic_ms() + r->wait_ms;
+    for (;;) {
+        int rc = packd_admin_drain(r->admin, r->undo, PACKD_TIMEOUT_DEFAULT, json, error);
+        if (rc != 0 || monotonic_ms() >= end || !calls_open(*json))
+            return rc;
+        packd_free(*json);
+        *json = NULL;
+        nanosleep(&drain_pause, NULL);
+    }
 }
 
 static int run_drain(struct ctl *ctl, int argc, char **argv)
@@ -427,16 +467,18 @@ static int run_drain(struct ctl *ctl, int argc, char **argv)
     int rc = begin_open(&r, ctl, argc, argv, drain_options);
     if (rc != 0)
         return rc;
-    rc = packd_admin_drain(r.admin, r.undo, PACKD_TIMEOUT_DEFAULT, &json, &error);
+    rc = drain_until(&r, &json, &error);
     return finish(&r, rc, &error, json, print_drain);
 }
 
 const struct ctl_command ctl_drain_command = {
     .name = "drain",
-    .arguments = "[--undo]",
+    .arguments = "[--wait TIME] [--undo]",
     .summary = "take no new work; running fetches go on",
     .help = "  packctl drain\n"
+            "  packctl drain --wait 20s\n"
             "  packctl drain --undo\n\n"
-            "  --undo    take work again\n",
+            "  --wait TIME  return when no call is open, at the latest after this time\n"
+            "  --undo       take work again\n",
     .run = run_drain,
 };

@@ -56,9 +56,12 @@ static struct pd_layout_rules rules_of(const struct packd_spec *spec)
     return rules;
 }
 
+/* Any dtype that libpackd lets through has its counterpart. */
 static enum pd_dtype dtype_of(enum packd_dtype dtype)
 {
     switch (dtype) {
+    case PACKD_DTYPE_UINT8:
+        return PD_DTYPE_U8;
     case PACKD_DTYPE_INT32:
         return PD_DTYPE_I32;
     case PACKD_DTYPE_INT64:
@@ -69,9 +72,22 @@ static enum pd_dtype dtype_of(enum packd_dtype dtype)
         return PD_DTYPE_BF16;
     case PACKD_DTYPE_FLOAT32:
         return PD_DTYPE_F32;
-    default:
-        return PD_DTYPE_U8;
+    case PACKD_DTYPE_BOOL:
+        return PD_DTYPE_BOOL;
+    case PACKD_DTYPE_INT8:
+        return PD_DTYPE_I8;
+    case PACKD_DTYPE_UINT16:
+        return PD_DTYPE_U16;
+    case PACKD_DTYPE_INT16:
+        return PD_DTYPE_I16;
+    case PACKD_DTYPE_UINT32:
+        return PD_DTYPE_U32;
+    case PACKD_DTYPE_UINT64:
+        return PD_DTYPE_U64;
+    case PACKD_DTYPE_FLOAT64:
+        return PD_DTYPE_F64;
     }
+    return PD_DTYPE_U8;
 }
 
 /* false: more arrays or dimensions than the check knows. */
@@ -157,20 +173,15 @@ int ctl_batch_check(const struct packd_spec *spec, const struct packd_batch *b, 
 
 /* ---- file ------------------------------------------------------------------------------------ */
 
-static bool has_file_dtype(enum packd_dtype dtype)
-{
-    return dtype == PACKD_DTYPE_UINT8 || dtype_of(dtype) != PD_DTYPE_U8;
-}
-
 static int fill_tensors(const struct packd_batch *b, struct pd_tensor *tensors,
                         struct packd_error *error)
 {
     for (size_t i = 0; i < b->array_count; i++) {
         const struct packd_array *from = &b->arrays[i];
-        if (!has_file_dtype(from->dtype) || from->ndim > PD_SAFETENSORS_RANK_MAX)
-            return pd_client_error(error, PACKD_EUNSUPPORTED, "BAD_DTYPE",
-                                   "array %s: %s of %u dimensions cannot be written yet",
-                                   from->name, packd_dtype_name(from->dtype), from->ndim);
+        if (from->ndim > PD_SAFETENSORS_RANK_MAX)
+            return pd_client_error(error, PACKD_EUNSUPPORTED, "BAD_RANK",
+                                   "array %s: a file holds at most %d dimensions, it has %u",
+                                   from->name, PD_SAFETENSORS_RANK_MAX, from->ndim);
         tensors[i] = (struct pd_tensor){.name = from->name,
                                         .dtype = dtype_of(from->dtype),
                                         .rank = from->ndim,

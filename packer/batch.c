@@ -13,35 +13,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-static const struct {
-    const char *name;
-    size_t size_bytes;
-} dtypes[] = {
-    [PD_DTYPE_U8] = {"U8", 1},   [PD_DTYPE_I32] = {"I32", 4},   [PD_DTYPE_I64] = {"I64", 8},
-    [PD_DTYPE_F16] = {"F16", 2}, [PD_DTYPE_BF16] = {"BF16", 2}, [PD_DTYPE_F32] = {"F32", 4},
-};
-
-size_t pd_dtype_size_bytes(enum pd_dtype dtype)
-{
-    return (size_t)dtype < PD_COUNT_OF(dtypes) ? dtypes[dtype].size_bytes : 0;
-}
-
-const char *pd_dtype_name(enum pd_dtype dtype)
-{
-    return (size_t)dtype < PD_COUNT_OF(dtypes) ? dtypes[dtype].name : "?";
-}
-
-bool pd_dtype_parse(const char *name, enum pd_dtype *dtype)
-{
-    for (size_t i = 0; i < PD_COUNT_OF(dtypes); i++) {
-        if (strcmp(dtypes[i].name, name) == 0) {
-            *dtype = (enum pd_dtype)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 const struct pd_array *pd_batch_find(const struct pd_batch *batch, const char *name)
 {
     uint32_t count = batch->array_count < PD_ARRAYS_MAX ? batch->array_count : PD_ARRAYS_MAX;

@@ -15,6 +15,7 @@
 #define PD_PACKER_BATCH_H
 
 #include "packer/plan.h"
+#include "packer/tensor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,20 +25,6 @@
 #define PD_ARRAY_NAME_MAX 64
 #define PD_ARRAYS_MAX 64
 #define PD_LABEL_NONE (-100)
-
-enum pd_dtype {
-    PD_DTYPE_U8,
-    PD_DTYPE_I32,
-    PD_DTYPE_I64,
-    PD_DTYPE_F16,
-    PD_DTYPE_BF16,
-    PD_DTYPE_F32
-};
-size_t pd_dtype_size_bytes(enum pd_dtype dtype); /* 0 for a value outside the enum */
-const char *pd_dtype_name(enum pd_dtype dtype);  /* safetensors' names: "U8", "I32", "I64", "F16",
-                                                    "BF16", "F32"; else "?" */
-bool pd_dtype_parse(const char *name,
-                    enum pd_dtype *dtype); /* the reverse; false for any other name */
 
 struct pd_array {
     char name[PD_ARRAY_NAME_MAX + 1];
@@ -51,6 +38,7 @@ struct pd_array {
 
 enum pd_labels { PD_LABELS_UNSHIFTED, PD_LABELS_SHIFTED };
 enum pd_width { PD_WIDTH_FIXED, PD_WIDTH_STEP, PD_WIDTH_BATCH };
+enum pd_positions { PD_POSITIONS_1D, PD_POSITIONS_MROPE };
 
 /* The part of a feed's configuration that decides how a batch looks. */
 struct pd_layout_rules {
@@ -69,6 +57,7 @@ struct pd_layout_rules {
      * -1, the Megatron pair with its last values. */
     uint32_t fixed_segments;
     uint32_t segments_max; /* real segments a row, 0 = no cap; makes pd_layout_payload_max tight */
+    enum pd_positions positions;
 };
 
 /* What a batch is: everything of the deterministic header that comes from the packs. Array pointers

@@ -11,12 +11,18 @@
 
 #include <stdint.h>
 
-/* A media span inside a sample: `length` token positions from `offset`. It is atomic: no cut may fall inside. */
+/* A media span inside a sample: `length` token positions from `offset`. It is atomic: no cut may fall inside.
+ *
+ * The door has checked: inside its sample, ascending, not overlapping; with a grid, grid_t * grid_h * grid_w == patches, and with `merge`
+ * also patches == length * merge; in a feed with M-RoPE positions the grid is there and sqrt(merge) divides its height and width. */
 struct pd_span {
     uint32_t offset_tokens;
-    uint32_t length_tokens;
-    uint32_t patches; /* vision patches behind it, 0 for none */
-    uint32_t view;    /* number of the view's name in the feed's view table */
+    uint32_t length_tokens;          /* >= 1 */
+    uint32_t patches;                /* vision patches behind it, 0 for none */
+    uint32_t view;                   /* number in the feed's table of views, < PD_VIEWS_MAX (packer/tensor.h) */
+    uint32_t grid_t, grid_h, grid_w; /* in patches: time, height, width; all 0 where not given */
+    uint32_t merge;                  /* patches per token, a square; 0: not stated, stands for 1 */
+    double t_scale; /* time offset of grid row i is floor(i * t_scale); finite, > 0, 1 unless pushed */
 };
 
 /* Loss targets of a sample as runs, alternating off and on, starting with off: {2, 3} = off off on on on, off to the end. */
@@ -34,7 +40,8 @@ struct pd_head {
     uint32_t source;        /* source number, 0 = none */
     float weight;           /* >= 0, finite; 1 unless pushed */
     uint32_t patches;       /* sum over its spans */
-    uint32_t payload_bytes; /* bytes of all its arrays; 0 stands for 4 per token */
+    uint32_t payload_bytes; /* tokens and tensors; 0 stands for 4 per token */
+    uint64_t tensors;       /* bit k: its block carries the feed's tensor number k */
     struct pd_loss_runs loss;
     const struct pd_span *spans; /* by offset, not overlapping; NULL for none */
     uint32_t span_count;

@@ -22,7 +22,7 @@
 #define HEADER_BYTES 72u
 #define DIGEST_BYTES 8u
 
-_Static_assert(sizeof(struct pd_span) == 16, "spans are stored as four u32");
+_Static_assert(sizeof(struct pd_span) == 40, "spans are stored as they are");
 
 enum column_kind {
     COLUMN_LENGTHS,
@@ -39,12 +39,15 @@ enum column_kind {
     COLUMN_GROUP_ENDS,
     COLUMN_GROUPS,
     COLUMN_VERSIONS,
+    COLUMN_TENSORS, /* before what is counted by them */
+    COLUMN_RAGGED_ENDS,
+    COLUMN_TENSOR_DIGESTS,
     COLUMN_COUNT
 };
 
 /* How many entries the columns that are not per sample have. */
 struct totals {
-    uint32_t runs, spans, key_bytes, group_bytes;
+    uint32_t runs, spans, key_bytes, group_bytes, tensors;
 };
 
 struct column {
@@ -62,12 +65,21 @@ static uint32_t last_end(const uint32_t *ends, uint32_t count)
     return ends && count ? ends[count - 1] : 0;
 }
 
+static uint32_t ragged_count(const struct pd_block_head *head)
+{
+    uint32_t count = 0;
+    for (uint32_t k = 0; head->tensors && k < head->tensor_count; k++)
+        count += head->tensors[k].axis == PD_AXIS_RAGGED;
+    return count;
+}
+
 static struct totals totals_of(const struct pd_block_head *head)
 {
     return (struct totals){.runs = last_end(head->loss_run_ends, head->count),
                            .spans = last_end(head->span_ends, head->count),
                            .key_bytes = last_end(head->key_ends, head->count),
-                           .group_bytes = last_end(head->group_ends, head->count)};
+                           .group_bytes = last_end(head->group_ends, head->count),
+                           .tensors = head->tensor_count};
 }
 
 static struct column column_of(const struct pd_block_head *head, struct totals totals,
@@ -103,6 +115,13 @@ static struct column column_of(const struct pd_block_head *head, struct totals t
         return (struct column){head->groups, totals.group_bytes};
     case COLUMN_VERSIONS:
         return (struct column){head->versions, count * 8};
+    case COLUMN_TENSORS:
+        return (struct column){head->tensors,
+                               (size_t)totals.tensors * sizeof(struct pd_tensor_spec)};
+    case COLUMN_RAGGED_ENDS:
+        return (struct column){head->ragged_ends, count * ragged_count(head) * 4};
+    case COLUMN_TENSOR_DIGESTS:
+        return (struct column){head->tensor_digests, count * totals.tensors * 8};
     case COLUMN_COUNT:
         break;
     }
@@ -156,6 +175,15 @@ static void column_set(struct pd_block_head *head, enum column_kind kind, const 
     case COLUMN_VERSIONS:
         head->versions = at;
         break;
+    case COLUMN_TENSORS:
+        head->tensors = at;
+        break;
+    case COLUMN_RAGGED_ENDS:
+        head->ragged_ends = at;
+        break;
+    case COLUMN_TENSOR_DIGESTS:
+        head->tensor_digests = at;
+        break;
     case COLUMN_COUNT:
         break;
     }
@@ -192,6 +220,18 @@ static const char *runs_fault(const struct pd_block_head *head)
     return NULL;
 }
 
+static bool span_holds(const struct pd_span *span)
+{
+    uint64_t cells = (uint64_t)span->grid_t * span->grid_h;
+    bool grid = span->grid_t || span->grid_h || span->grid_w;
+    if (grid && (cells > UINT32_MAX || cells * span->grid_w != span->patches || cells == 0))
+        return false;
+    if (span->merge && (uint64_t)span->length_tokens * span->merge != span->patches)
+        return false;
+    return span->length_tokens > 0 && span->view < PD_VIEWS_MAX && isfinite(span->t_scale) &&
+           span->t_scale > 0;
+}
+
 static const char *spans_fault(const struct pd_block_head *head)
 {
     if (!head->span_ends)
@@ -202,6 +242,8 @@ static const char *spans_fault(const struct pd_block_head *head)
         uint64_t free_from = 0, patches = 0;
         for (uint32_t s = start_of(head->span_ends, i); s < head->span_ends[i]; s++) {
             const struct pd_span *span = &head->spans[s];
+            if (!span_holds(span))
+                return "a span's grid, patches, length or view do not agree";
             if (span->offset_tokens < free_from)
                 return "spans overlap or are not in order";
             free_from = (uint64_t)span->offset_tokens + span->length_tokens;
@@ -226,8 +268,124 @@ static const char *samples_fault(const struct pd_block_head *head)
             return "a weight is negative or not finite";
         tokens += head->lengths[i];
     }
-    if (head->body_bytes / (head->has_labels ? 8 : 4) < tokens)
-        return "the body is shorter than its columns";
+    if (head->tensor_count == 0 && head->body_bytes != tokens * (head->has_labels ? 8 : 4))
+        return "the body's size is not that of its columns";
+    return NULL;
+}
+
+/* ---- tensors ---- */
+
+/* The running ends of a ragged tensor's elements. */
+static const uint32_t *ragged_ends(const struct pd_block_head *head, uint32_t tensor)
+{
+    const uint32_t *ends = head->ragged_ends;
+    for (uint32_t k = 0; k < tensor; k++)
+        if (head->tensors[k].axis == PD_AXIS_RAGGED)
+            ends += head->count;
+    return ends;
+}
+
+/* Elements that the sample's spans call for. */
+static uint64_t spans_elements(const struct pd_block_head *head,
+                               const struct pd_tensor_spec *tensor, uint32_t index)
+{
+    uint32_t count;
+    const struct pd_span *spans = pd_block_head_spans(head, index, &count);
+    uint64_t elements = 0;
+    for (uint32_t s = 0; s < count; s++)
+        if (pd_tensor_has_view(tensor, spans[s].view))
+            elements += tensor->unit == PD_UNIT_PATCH ? spans[s].patches : 1;
+    return elements;
+}
+
+static const char *ragged_fault(const struct pd_block_head *head, uint32_t k)
+{
+    const struct pd_tensor_spec *tensor = &head->tensors[k];
+    const uint32_t *ends = ragged_ends(head, k);
+    if (!ends_rise(ends, head->count))
+        return "ragged ends fall";
+    if (tensor->unit == PD_UNIT_SAMPLE)
+        return NULL;
+    for (uint32_t i = 0; i < head->count; i++) {
+        bool rejected = head->rejected && head->rejected[i];
+        if (!rejected && spans_elements(head, tensor, i) != ends[i] - start_of(ends, i))
+            return "a ragged tensor's elements are not those of its sample's spans";
+    }
+    return NULL;
+}
+
+static const char *mask_fault(const struct pd_block_head *head, const struct pd_tensor_spec *tensor)
+{
+    if (tensor->pad_mask == PD_TENSOR_NONE)
+        return NULL;
+    uint32_t k = pd_block_head_tensor(head, tensor->pad_mask);
+    const struct pd_tensor_spec *mask = k == PD_TENSOR_NONE ? NULL : &head->tensors[k];
+    if (!mask || mask == tensor || mask->axis != tensor->axis || mask->unit != tensor->unit ||
+        (mask->dtype != PD_DTYPE_BOOL && mask->dtype != PD_DTYPE_U8) || mask->rank > tensor->rank ||
+        memcmp(mask->dims, tensor->dims, mask->rank * sizeof mask->dims[0]) != 0)
+        return "a pad mask does not go with its tensor";
+    return NULL;
+}
+
+static const char *tensor_fault(const struct pd_block_head *head, uint32_t k)
+{
+    const struct pd_tensor_spec *tensor = &head->tensors[k];
+    const char *fault = pd_tensor_spec_fault(tensor);
+    if (fault)
+        return fault;
+    if (tensor->number >= PD_TENSORS_MAX)
+        return "a tensor's number is out of range";
+    for (uint32_t other = 0; other < k; other++)
+        if (head->tensors[other].number == tensor->number ||
+            strcmp(head->tensors[other].name, tensor->name) == 0)
+            return "a tensor is there twice";
+    if (tensor->axis == PD_AXIS_RAGGED)
+        fault = ragged_fault(head, k);
+    return fault ? fault : mask_fault(head, tensor);
+}
+
+/* Bytes of a tensor's column; false where they pass 64 bits. */
+static bool column_bytes(const struct pd_block_head *head, uint32_t k, uint64_t *bytes)
+{
+    const struct pd_tensor_spec *tensor = &head->tensors[k];
+    uint64_t elements = head->count;
+    if (tensor->axis == PD_AXIS_TOKEN)
+        elements = head->token_offsets[head->count];
+    else if (tensor->axis == PD_AXIS_RAGGED)
+        elements = last_end(ragged_ends(head, k), head->count);
+    return !__builtin_mul_overflow(elements, pd_tensor_element_bytes(tensor), bytes);
+}
+
+bool pd_block_head_derive(struct pd_block_head *head)
+{
+    head->token_offsets[0] = 0;
+    for (uint32_t i = 0; i < head->count; i++)
+        head->token_offsets[i + 1] = head->token_offsets[i] + head->lengths[i];
+    if (head->tensor_count == 0)
+        return true;
+    head->tensor_offsets[0] = head->token_offsets[head->count] * (head->has_labels ? 8 : 4);
+    for (uint32_t k = 0; k < head->tensor_count; k++) {
+        uint64_t bytes;
+        if (!column_bytes(head, k, &bytes) ||
+            __builtin_add_overflow(head->tensor_offsets[k], bytes, &head->tensor_offsets[k + 1]))
+            return false;
+    }
+    return true;
+}
+
+static const char *tensors_fault(const struct pd_block_head *head)
+{
+    if (head->tensor_count > PD_TENSORS_MAX)
+        return "too many tensors";
+    if ((head->tensor_count > 0) != (head->tensors != NULL) ||
+        (head->tensor_count > 0) != (head->tensor_digests != NULL) ||
+        (ragged_count(head) > 0) != (head->ragged_ends != NULL))
+        return "a column of the tensors is missing";
+    for (uint32_t k = 0; k < head->tensor_count; k++) {
+        const char *fault = tensor_fault(head, k);
+        if (fault)
+            return fault;
+    }
     return NULL;
 }
 
@@ -248,12 +406,26 @@ static const char *head_fault(const struct pd_block_head *head)
     const char *fault = samples_fault(head);
     if (!fault)
         fault = runs_fault(head);
-    return fault ? fault : spans_fault(head);
+    if (!fault)
+        fault = spans_fault(head);
+    return fault ? fault : tensors_fault(head);
+}
+
+/* Fills the derived fields of a head without a fault. */
+static const char *derive_fault(struct pd_block_head *head)
+{
+    if (!pd_block_head_derive(head) ||
+        (head->tensor_count > 0 && head->tensor_offsets[head->tensor_count] != head->body_bytes))
+        return "the body's size is not that of its tensors";
+    return NULL;
 }
 
 int pd_block_head_check(const struct pd_block_head *head, struct pd_error *error)
 {
     const char *fault = head_fault(head);
+    if (!fault && head->tensor_count > 0 &&
+        head->tensor_offsets[head->tensor_count] != head->body_bytes)
+        fault = "the body's size is not that of its tensors";
     if (!fault)
         return 0;
     return pd_error_set(error, PD_EINVAL, "BAD_BLOCK", "block at seq %llu with %u samples: %s",
@@ -294,7 +466,7 @@ static void put_header(const struct pd_block_head *head, struct totals totals, s
     pd_buf_put_u32(buf, totals.spans);
     pd_buf_put_u32(buf, totals.key_bytes);
     pd_buf_put_u32(buf, totals.group_bytes);
-    pd_buf_put_u32(buf, 0);
+    pd_buf_put_u32(buf, totals.tensors);
     pd_buf_put_u64(buf, head->first_seq);
     pd_buf_put_u64(buf, head->body_bytes);
 }
@@ -335,12 +507,12 @@ static void read_header(struct pd_reader *reader, struct pd_block_head *head, ui
     totals->spans = pd_reader_u32(reader);
     totals->key_bytes = pd_reader_u32(reader);
     totals->group_bytes = pd_reader_u32(reader);
-    bool zero = pd_reader_u32(reader) == 0;
+    totals->tensors = head->tensor_count = pd_reader_u32(reader);
     head->first_seq = pd_reader_u64(reader);
     head->body_bytes = pd_reader_u64(reader);
     head->has_labels = labels != 0;
-    if (!known || !zero || labels > 1 || *present >> COLUMN_COUNT || head->count == 0 ||
-        head->count > PD_BLOCK_SAMPLES_MAX)
+    if (!known || totals->tensors > PD_TENSORS_MAX || labels > 1 || *present >> COLUMN_COUNT ||
+        head->count == 0 || head->count > PD_BLOCK_SAMPLES_MAX)
         reader->failed = true;
 }
 
@@ -366,20 +538,14 @@ static bool map_columns(struct pd_reader *reader, struct pd_block_head *head, ui
            (!head->group_ends || !totals.group_bytes || head->groups);
 }
 
-static void sum_offsets(struct pd_block_head *head)
-{
-    head->token_offsets[0] = 0;
-    for (uint32_t i = 0; i < head->count; i++)
-        head->token_offsets[i + 1] = head->token_offsets[i] + head->lengths[i];
-}
-
 static int decode_at(struct pd_block_head *head, const uint8_t *data, size_t size)
 {
     struct pd_reader reader = pd_reader_of(data, size);
     struct totals totals;
     uint32_t present;
     read_header(&reader, head, &present, &totals);
-    if (reader.failed || !map_columns(&reader, head, present, totals) || head_fault(head))
+    if (reader.failed || !map_columns(&reader, head, present, totals) || head_fault(head) ||
+        derive_fault(head))
         return PD_ECORRUPT;
     return 0;
 }
@@ -401,25 +567,26 @@ static int decode(struct pd_block_head *head, const uint8_t *data, size_t size, 
     size_t content = digested_size(data, size);
     if (!content)
         return PD_ECORRUPT;
-    uint32_t count;
+    uint32_t count, tensors;
     memcpy(&count, data + 28, sizeof count);
-    if (count > PD_BLOCK_SAMPLES_MAX)
+    memcpy(&tensors, data + 52, sizeof tensors);
+    if (count > PD_BLOCK_SAMPLES_MAX || tensors > PD_TENSORS_MAX)
         return PD_ECORRUPT;
-    size_t offsets_bytes = (count + 1u) * sizeof(uint64_t);
-    uint8_t *arena = malloc(offsets_bytes + (copy ? content : 0));
+    size_t offsets = count + 1u + (tensors ? tensors + 1u : 0);
+    uint64_t *arena = malloc(offsets * sizeof *arena + (copy ? content : 0));
     if (!arena)
         return PD_ENOMEM;
     if (copy)
-        memcpy(arena + offsets_bytes, data, content);
-    int rc = decode_at(head, copy ? arena + offsets_bytes : data, content);
+        memcpy(arena + offsets, data, content);
+    head->token_offsets = arena;
+    head->tensor_offsets = tensors ? arena + count + 1 : NULL;
+    int rc = decode_at(head, copy ? (const uint8_t *)(arena + offsets) : data, content);
     if (rc) {
         free(arena);
         *head = (struct pd_block_head){0};
         return rc;
     }
     head->arena = arena;
-    head->token_offsets = (uint64_t *)(void *)arena;
-    sum_offsets(head);
     return 0;
 }
 
@@ -454,11 +621,55 @@ void pd_block_head_sample(const struct pd_block_head *head, uint32_t index, stru
         out->loss.count = head->loss_run_ends[index] - start;
         out->loss.lengths = out->loss.count ? head->loss_runs + start : NULL;
     }
-    if (head->span_ends) {
-        uint32_t start = start_of(head->span_ends, index);
-        out->span_count = head->span_ends[index] - start;
-        out->spans = out->span_count ? head->spans + start : NULL;
-        for (uint32_t s = 0; s < out->span_count; s++)
-            out->patches += out->spans[s].patches;
+    out->spans = pd_block_head_spans(head, index, &out->span_count);
+    for (uint32_t s = 0; s < out->span_count; s++)
+        out->patches += out->spans[s].patches;
+    uint64_t bytes = 4 * (uint64_t)out->length_tokens;
+    for (uint32_t k = 0; k < head->tensor_count; k++) {
+        bytes += pd_block_head_extent(head, k, index).size_bytes;
+        out->tensors |= 1ull << head->tensors[k].number;
     }
+    if (head->tensor_count > 0)
+        out->payload_bytes = bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX;
+}
+
+const struct pd_span *pd_block_head_spans(const struct pd_block_head *head, uint32_t index,
+                                          uint32_t *count)
+{
+    *count = 0;
+    if (!head->span_ends)
+        return NULL;
+    uint32_t start = start_of(head->span_ends, index);
+    *count = head->span_ends[index] - start;
+    return *count ? head->spans + start : NULL;
+}
+
+struct pd_tensor_extent pd_block_head_extent(const struct pd_block_head *head, uint32_t tensor,
+                                             uint32_t index)
+{
+    PD_CHECK(tensor < head->tensor_count && index < head->count);
+    const struct pd_tensor_spec *spec = &head->tensors[tensor];
+    uint64_t first = index, elements = 1;
+    if (spec->axis == PD_AXIS_TOKEN) {
+        first = head->token_offsets[index];
+        elements = head->lengths[index];
+    } else if (spec->axis == PD_AXIS_RAGGED) {
+        const uint32_t *ends = ragged_ends(head, tensor);
+        first = start_of(ends, index);
+        elements = ends[index] - first;
+    }
+    uint64_t bytes = pd_tensor_element_bytes(spec);
+    return (struct pd_tensor_extent){
+        .offset_bytes = head->tensor_offsets[tensor] + first * bytes,
+        .size_bytes = elements * bytes,
+        .elements = elements,
+        .digest = head->tensor_digests[(size_t)tensor * head->count + index]};
+}
+
+uint32_t pd_block_head_tensor(const struct pd_block_head *head, uint32_t number)
+{
+    for (uint32_t k = 0; k < head->tensor_count; k++)
+        if (head->tensors[k].number == number)
+            return k;
+    return PD_TENSOR_NONE;
 }

@@ -315,10 +315,12 @@ static void put_several(struct pd_buf *buf, const struct pd_key *key,
             for (size_t k = 0; k < pd_source_keys.count; k++)
                 put_pair(buf, &pd_source_keys.keys[k], &feed->sources[i]);
         }
-    } else if (key->kind == PD_KEY_WIDTHS) {
-        pd_buf_put_u32(buf, feed->layout.width_count);
-        for (uint32_t i = 0; i < feed->layout.width_count; i++)
-            pd_buf_put_u32(buf, feed->layout.widths[i]);
+    } else if (key->kind == PD_KEY_NUMBERS) {
+        uint32_t count;
+        const uint32_t *numbers = pd_key_numbers(key, feed, &count);
+        pd_buf_put_u32(buf, count);
+        for (uint32_t i = 0; i < count; i++)
+            pd_buf_put_u32(buf, numbers[i]);
     } else {
         PD_CHECK(key->kind == PD_KEY_VIEWS);
         pd_buf_put_u32(buf, feed->drop_views_count);

@@ -53,7 +53,9 @@ struct pd_feed_config {
     uint32_t log_share;
     uint32_t vocab_size; /* 0 = not checked */
     uint32_t epochs;
-    bool check_shifted_labels; /* refuse labels that look shifted */
+    bool check_shifted_labels;  /* refuse labels that look shifted */
+    uint32_t media_tokens[16];  /* what stands in media spans and nowhere else */
+    uint32_t media_token_count; /* 0 = not checked */
     enum pd_balance balance;
     uint64_t balance_bytes;
     uint32_t drop_views_count; /* sources named under drop_views */

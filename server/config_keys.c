@@ -80,6 +80,14 @@ static const struct pd_key top_keys[] = {
 
 #define FEED(path, kind, shapes, member, min, max, choices, fallback, help) \
     ROW(pd_feed_config, path, kind, shapes, member, min, max, choices, fallback, help)
+#define COUNT_BEHIND(array, count)                                      \
+    _Static_assert(offsetof(struct pd_feed_config, count) ==            \
+                       offsetof(struct pd_feed_config, array) +         \
+                           sizeof(((struct pd_feed_config *)0)->array), \
+                   "PD_KEY_NUMBERS finds the count behind the array")
+COUNT_BEHIND(layout.widths, layout.width_count);
+COUNT_BEHIND(media_tokens, media_token_count);
+
 static const struct pd_key feed_keys[] = {
     FEED("name", NAME, false, name, 0, 0, NULL, "default", "Name of the feed."),
     FEED("seq_len", NUMBER, true, rules.seq_len, 1, PD_SEQ_LEN_MAX, NULL, "4096",
@@ -117,12 +125,21 @@ static const struct pd_key feed_keys[] = {
          "Widths are a multiple of this; itself a multiple of seg_align; 0 = seg_align."),
     FEED("width", CHOICE, true, layout.width, 0, 0, WORDS("fixed", "step", "batch"), "fixed",
          "Width of a batch: seq_len, or what the longest pack of the step or batch needs."),
-    FEED("widths", WIDTHS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
+    FEED("widths", NUMBERS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
          "Widths to round up to, ascending, with width: step or batch."),
     FEED("fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
          "Entries of cu_seqlens in every batch, for compiled models; 0 = as many as there are."),
     FEED("max_segments", NUMBER, true, rules.segments_max, 0, PD_SEQ_LEN_MAX, NULL, "0",
          "Real segments per pack; 0 = no cap."),
+    FEED("max_patches", NUMBER, true, rules.patches_max, 0, UINT32_MAX, NULL, "0",
+         "Vision patches per pack, a second budget beside seq_len; a sample with more is refused; "
+         "0 = no cap."),
+    FEED("positions", CHOICE, true, layout.positions, 0, 0, WORDS("1d", "mrope"), "1d",
+         "1d: positions [R,W]; mrope: [3,R,W] from the grids of media spans, which every span must "
+         "then have."),
+    FEED("media_tokens", NUMBERS, false, media_tokens, 0, INT32_MAX, NULL, "[]",
+         "Placeholder tokens: inside media spans these and no others, outside none of them; [] = "
+         "not checked."),
     FEED("pad_segment", NUMBER, true, layout.pad_segment, 1, PD_SEQ_LEN_MAX, NULL, "1024",
          "Longest padding segment."),
     FEED("max_wait", DURATION, false, max_wait_ns, 0, 24 * HOUR, NULL, "0",
@@ -417,6 +434,13 @@ void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t 
     }
 }
 
+const uint32_t *pd_key_numbers(const struct pd_key *key, const void *base, uint32_t *count)
+{
+    const char *at = (const char *)base + key->offset_bytes;
+    memcpy(count, at + key->size_bytes, sizeof *count);
+    return (const uint32_t *)(const void *)at;
+}
+
 static void expect_choices(const struct pd_key *key, char *text, size_t size)
 {
     size_t used = 0;
@@ -467,8 +491,9 @@ void pd_key_expectation(const struct pd_key *key, char *text, size_t size)
     case PD_KEY_SOURCES:
         snprintf(text, size, "a mapping of at most %d names", PD_SOURCES_MAX);
         break;
-    case PD_KEY_WIDTHS:
-        snprintf(text, size, "a list of at most 16 whole numbers");
+    case PD_KEY_NUMBERS:
+        snprintf(text, size, "a list of at most %zu whole numbers",
+                 key->size_bytes / sizeof(uint32_t));
         break;
     case PD_KEY_VIEWS:
         snprintf(text, size, "a mapping of source names to lists of view names");

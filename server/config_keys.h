@@ -31,7 +31,7 @@ enum pd_key_kind {
     PD_KEY_LISTEN,
     PD_KEY_STREAMS,
     PD_KEY_SOURCES,
-    PD_KEY_WIDTHS,
+    PD_KEY_NUMBERS, /* a uint32_t array of the member's size, the count in the uint32_t behind it */
     PD_KEY_VIEWS,
     PD_KEY_JOBS,
     PD_KEY_FEEDS,
@@ -63,6 +63,8 @@ int pd_key_set(const struct pd_key *key, void *base, const char *text,
                struct pd_error *error) PD_MUST_CHECK;
 /* The key's value in the words of the file, as pd_key_set takes it; scalars only. */
 void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t size);
+/* The items of a PD_KEY_NUMBERS key. */
+const uint32_t *pd_key_numbers(const struct pd_key *key, const void *base, uint32_t *count);
 /* Sets every scalar of *base (zeroed memory) to its default. PD_ENOMEM. */
 int pd_keys_default(const struct pd_key_table *table, void *base) PD_MUST_CHECK;
 /* "whole number from 1 to 64", "exact | sequential | none", for errors and the reference. */

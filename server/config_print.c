@@ -84,11 +84,13 @@ static void put_streams(FILE *out, const struct pd_feed_config *feed)
     fputc(']', out);
 }
 
-static void put_widths(FILE *out, const struct pd_feed_config *feed)
+static void put_numbers(FILE *out, const struct pd_key *key, const void *base)
 {
+    uint32_t count;
+    const uint32_t *numbers = pd_key_numbers(key, base, &count);
     fputc('[', out);
-    for (uint32_t i = 0; i < feed->layout.width_count; i++)
-        fprintf(out, "%s%u", i ? ", " : "", feed->layout.widths[i]);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "%s%u", i ? ", " : "", numbers[i]);
     fputc(']', out);
 }
 
@@ -152,8 +154,8 @@ static void put_value(const struct printer *printer, const struct pd_key *key, c
     case PD_KEY_SOURCES:
         put_sources(out, base);
         break;
-    case PD_KEY_WIDTHS:
-        put_widths(out, base);
+    case PD_KEY_NUMBERS:
+        put_numbers(out, key, base);
         break;
     case PD_KEY_VIEWS:
         fputs("{}", out);

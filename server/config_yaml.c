@@ -149,13 +149,15 @@ static int set_streams(struct walk *walk, const struct pd_key *key, yaml_node_t 
     return 0;
 }
 
-static int set_widths(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
-                      const char *path, struct pd_feed_config *feed)
+static int set_numbers(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                       const char *path, void *base)
 {
-    int rc = expect_list(walk, node, path, key, 0, PD_COUNT_OF(feed->layout.widths));
+    uint32_t *numbers = (uint32_t *)(void *)((char *)base + key->offset_bytes);
+    size_t max = key->size_bytes / sizeof *numbers;
+    int rc = expect_list(walk, node, path, key, 0, max);
     struct pd_key one = {.path = key->path,
                          .kind = PD_KEY_NUMBER,
-                         .size_bytes = sizeof(uint32_t),
+                         .size_bytes = sizeof *numbers,
                          .min = key->min,
                          .max = key->max};
     for (size_t i = 0; rc == 0 && i < list_size(node); i++) {
@@ -163,10 +165,10 @@ static int set_widths(struct walk *walk, const struct pd_key *key, yaml_node_t *
         rc = list_item_text(walk, node, i, path, &text);
         if (rc != 0)
             return rc;
-        rc = pd_key_set(&one, &feed->layout.widths[i], text, walk->error);
+        rc = pd_key_set(&one, &numbers[i], text, walk->error);
         if (rc != 0)
             return placed(walk, node, path, rc);
-        feed->layout.width_count = (uint32_t)i + 1;
+        numbers[max] = (uint32_t)i + 1; /* the count */
     }
     return rc;
 }
@@ -295,8 +297,8 @@ static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *nod
         return set_streams(walk, key, node, path, base);
     case PD_KEY_SOURCES:
         return set_sources(walk, key, node, path, base);
-    case PD_KEY_WIDTHS:
-        return set_widths(walk, key, node, path, base);
+    case PD_KEY_NUMBERS:
+        return set_numbers(walk, key, node, path, base);
     case PD_KEY_VIEWS:
         return set_views(walk, key, node, path, base);
     case PD_KEY_JOBS:

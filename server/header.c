@@ -334,6 +334,20 @@ static Packd__V1__DType wire_dtype(enum pd_dtype dtype)
         return PACKD__V1__DTYPE__DTYPE_BFLOAT16;
     case PD_DTYPE_F32:
         return PACKD__V1__DTYPE__DTYPE_FLOAT32;
+    case PD_DTYPE_BOOL:
+        return PACKD__V1__DTYPE__DTYPE_BOOL;
+    case PD_DTYPE_I8:
+        return PACKD__V1__DTYPE__DTYPE_INT8;
+    case PD_DTYPE_U16:
+        return PACKD__V1__DTYPE__DTYPE_UINT16;
+    case PD_DTYPE_I16:
+        return PACKD__V1__DTYPE__DTYPE_INT16;
+    case PD_DTYPE_U32:
+        return PACKD__V1__DTYPE__DTYPE_UINT32;
+    case PD_DTYPE_U64:
+        return PACKD__V1__DTYPE__DTYPE_UINT64;
+    case PD_DTYPE_F64:
+        return PACKD__V1__DTYPE__DTYPE_FLOAT64;
     }
     return PACKD__V1__DTYPE__DTYPE_UNSPECIFIED;
 }

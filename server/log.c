@@ -30,7 +30,7 @@
 
 const char *const pd_log_db_names[PD_DB_COUNT] = {"records",   "heads",   "bodies", "plans",
                                                   "streams",   "sources", "feeds",  "jobs",
-                                                  "snapshots", "meta"};
+                                                  "snapshots", "meta",    "views",  "tensors"};
 
 /* ---- keys and seals ---- */
 

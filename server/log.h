@@ -4,7 +4,7 @@
  *   heads     (feed, lane, position)       a block's head, where the planner reads lanes from
  *   bodies    (position, piece)            <= 1 MiB each
  *   plans     (feed, pack)                 an encoded pd_pack
- *   streams, sources, feeds, jobs, snapshots   caches of the fold over the records
+ *   streams, sources, feeds, jobs, views, tensors, snapshots   caches of the fold over the records
  *   meta      the random log_id, format, incarnation, next position
  *
  * Writing functions: sequencer thread only, inside begin .. commit. Reading functions with a
@@ -23,8 +23,8 @@ struct pd_log;
 struct pd_log_reader;
 
 struct pd_log_options {
-    const char *path;    /* directory, made when missing */
-    uint64_t max_bytes;  /* packd's own limit; the map is address space and larger */
+    const char *path;   /* directory, made when missing */
+    uint64_t max_bytes; /* packd's own limit; the map is address space and larger */
     enum pd_durability durability;
 };
 
@@ -32,8 +32,8 @@ struct pd_log_options {
  * (the text names its pid); PD_EIO, PD_EFULL NO_SPACE: the path and the system's reason;
  * PD_EMISMATCH: made by another format version; PD_ECORRUPT: damaged, with the place,
  * or LOG_MISSING: a directory that held a log has no data.mdb. */
-int pd_log_open(const struct pd_log_options *options, struct pd_log **log, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_log_open(const struct pd_log_options *options, struct pd_log **log,
+                struct pd_error *error) PD_MUST_CHECK;
 void pd_log_close(struct pd_log *log);
 /* 32 hex digits, kept for the log's life; the number of times it has been opened for writing. */
 const char *pd_log_id(const struct pd_log *log);
@@ -43,8 +43,8 @@ uint64_t pd_log_used_bytes(const struct pd_log *log);
 
 /* ---- reading: assemble, explain, status ---- */
 
-int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader, struct pd_error *error)
-    PD_MUST_CHECK;
+int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader,
+                      struct pd_error *error) PD_MUST_CHECK;
 void pd_log_reader_free(struct pd_log_reader *reader);
 /* Starts a short read transaction over the newest commit / ends it. What the functions below
  * return is borrowed until end. */
@@ -79,6 +79,12 @@ int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+/* The name behind a span's view, and the declaration of a feed's tensor: as they were at their first
+ * use, for ever. PD_ENOTFOUND: the feed has no such number; PD_ECORRUPT. */
+int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
+                          char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec) PD_MUST_CHECK;
 /* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the
  * digest taken at the door (whole samples over the bytes just copied; parts by re-reading the
  * whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */

@@ -8,7 +8,7 @@
 
 #include "server/log_writer.h"
 
-#define PD_LOG_TABLES 10
+#define PD_LOG_TABLES 12
 
 /* PD_EIO, PD_EMISMATCH (another format), PD_ECORRUPT, PD_ENOMEM; the text names the directory. */
 int pd_log_inspect_open(const char *path, struct pd_log **log,

@@ -30,6 +30,8 @@ enum pd_log_db {
     PD_DB_JOBS,
     PD_DB_SNAPSHOTS,
     PD_DB_META,
+    PD_DB_VIEWS,
+    PD_DB_TENSORS,
     PD_DB_COUNT
 };
 extern const char *const pd_log_db_names[PD_DB_COUNT];

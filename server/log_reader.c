@@ -188,6 +188,30 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
                      pd_log_key_row(pd_log_feed_number(reader->log, feed), source), name);
 }
 
+int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
+                          char name[PD_NAME_MAX + 1])
+{
+    return read_name(reader, PD_DB_VIEWS,
+                     pd_log_key_row(pd_log_feed_number(reader->log, feed), view), name);
+}
+
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec)
+{
+    PD_CHECK(reader->active);
+    struct pd_reader content;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_TENSORS,
+                               pd_log_key_row(pd_log_feed_number(reader->log, feed), number),
+                               &content, NULL);
+    if (rc)
+        return rc;
+    const uint8_t *bytes = pd_reader_bytes(&content, sizeof *spec);
+    if (!bytes || !pd_reader_done(&content))
+        return PD_ECORRUPT;
+    memcpy(spec, bytes, sizeof *spec);
+    return pd_tensor_spec_fault(spec) || spec->number != number ? PD_ECORRUPT : 0;
+}
+
 /* ---- heads ---- */
 
 static uint32_t slot_of(uint64_t block, uint32_t capacity)

@@ -356,9 +356,13 @@ static enum pd_log_db db_of(enum pd_table table)
     case PD_TABLE_FEEDS:
         return PD_DB_FEEDS;
     case PD_TABLE_JOBS:
+        return PD_DB_JOBS;
+    case PD_TABLE_VIEWS:
+        return PD_DB_VIEWS;
+    case PD_TABLE_TENSORS:
         break;
     }
-    return PD_DB_JOBS;
+    return PD_DB_TENSORS;
 }
 
 int pd_log_put_row(struct pd_log *log, enum pd_table table, uint32_t a, uint32_t b,

@@ -30,6 +30,8 @@ enum pd_record_type {
     PD_RECORD_COMMIT = 10,
     PD_RECORD_SKIP_STEPS = 11,
     PD_RECORD_DELETE_JOB = 12,
+    PD_RECORD_VIEW = 13,   /* number and name of a view, at its first use */
+    PD_RECORD_TENSOR = 14, /* a tensor's declaration with its number, at its first use */
 };
 
 struct pd_record {
@@ -41,7 +43,14 @@ struct pd_record {
 };
 
 /* Rows keyed by two numbers. */
-enum pd_table { PD_TABLE_STREAMS, PD_TABLE_SOURCES, PD_TABLE_FEEDS, PD_TABLE_JOBS };
+enum pd_table {
+    PD_TABLE_STREAMS,
+    PD_TABLE_SOURCES,
+    PD_TABLE_FEEDS,
+    PD_TABLE_JOBS,
+    PD_TABLE_VIEWS,  /* feed, view: its name */
+    PD_TABLE_TENSORS /* feed, tensor: struct pd_tensor_spec as it is */
+};
 
 int pd_log_begin(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
 /* Durable (or, with PD_DURABILITY_PROCESS, in the system's hands) when it returns 0; else the

@@ -108,6 +108,8 @@ void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *
     put_sources(buf, config);
     put_streams(buf, config);
     put_setting(buf, "stream_count", "%u", config->streams_to_end);
+    put_setting(buf, "positions", "%s",
+                config->layout.positions == PD_POSITIONS_MROPE ? "mrope" : "1d");
 }
 
 struct text {

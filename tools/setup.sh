@@ -3,35 +3,54 @@
 #
 #   tools/setup.sh build|test        test includes build
 #
-# Uses apt-get, through sudo when not root.
+# Uses apt-get, through sudo when not root. What the tests need from PyPI goes into a virtual environment, $PACKD_VENV or ~/.cache/packd/venv;
+# without PyPI they are skipped by name.
 set -euo pipefail
 
 build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libgrpc-dev
   libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev python3-numpy)
-test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml curl clang libclang-rt-14-dev clang-format)
+test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml python3-cffi python3-torch python3-venv curl clang libclang-rt-14-dev clang-format)
 
 case ${1:-build} in
 build) want=("${build[@]}") ;;
 test) want=("${build[@]}" "${test[@]}") ;;
-*) sed -n 2,6p "$0" >&2; exit 2 ;;
+*) sed -n 2,7p "$0" >&2; exit 2 ;;
 esac
 
-missing=()
-for package in "${want[@]}"; do
-  [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
-done
-[ ${#missing[@]} -gt 0 ] || exit 0
+apt_packages() {
+  local missing=() package run=() log
+  for package in "${want[@]}"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "setup: these packages are missing and there is no sudo to install them: ${missing[*]}" >&2; exit 1; }
+    run=(sudo)
+  fi
+  echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
+  log=$(mktemp)
+  if ! { "${run[@]}" apt-get update -q && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    echo "setup: apt-get failed; its last lines are above" >&2
+    exit 1
+  fi
+  rm -f "$log"
+}
 
-run=()
-if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "setup: these packages are missing and there is no sudo to install them: ${missing[*]}" >&2; exit 1; }
-  run=(sudo)
-fi
-echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-if ! { "${run[@]}" apt-get update -q && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
-  tail -n 20 "$log" >&2
-  echo "setup: apt-get failed; its last lines are above" >&2
-  exit 1
-fi
+# Python packages that only tests use and Debian lacks.
+python_packages() {
+  local venv=${PACKD_VENV:-$HOME/.cache/packd/venv} log
+  [ ! -e "$venv/complete" ] || return 0
+  log=$(mktemp)
+  if { rm -rf "$venv" && python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check kubernetes-validate==1.37.0; } >"$log" 2>&1; then
+    touch "$venv/complete"
+  else
+    tail -n 3 "$log" >&2
+    echo "setup: no Python packages from PyPI: the tests that need them will be skipped" >&2
+  fi
+  rm -f "$log"
+}
+
+apt_packages
+[ "${1:-build}" = build ] || python_packages

@@ -4,11 +4,11 @@ def packd_py_test(name, src, size = "medium", tags = [], data = [], args = []):
     native.sh_test(
         name = name,
         size = size,
-        srcs = ["run_python.sh"],
+        srcs = ["//tests/integration:run_python.sh"],
         args = ["$(location %s)" % src] + args,
         data = [
             src,
-            ":support",
+            "//tests/integration:support",
             "//client:packctl",
             "//proto:protos",
             "//server:packd",

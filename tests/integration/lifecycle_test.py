@@ -177,8 +177,12 @@ class LifecycleTest(unittest.TestCase):
             refused = peer.Push(packd.address, stream="b").fails()
             self.assertEqual(refused.code(), peer.grpc.StatusCode.UNAVAILABLE)
             self.assertEqual(peer.error_detail(refused).reason, "DRAINING")
+            open_calls = packd.start_packctl("--json", "drain", "--wait", "30s")
             fetch.close()
             push.close()
+            reply = json.loads(open_calls.communicate(timeout=harness.DEADLINE_S)[0])
+            self.assertEqual((int(reply.get("push_calls", 0)), int(reply.get("fetch_calls", 0))), (0, 0), "--wait returns when all are gone")
+            self.assertEqual(open_calls.returncode, 0)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@ static void make_spans(struct pd_head *h, struct chance *chance)
         uint32_t length = 1 + chance_below(chance, (h->length_tokens - at + 1) / 2 + 1);
         if (at + length > h->length_tokens)
             break;
-        spans[made++] = (struct pd_span){at, length, chance_below(chance, 5), 0};
+        spans[made++] = (struct pd_span){.offset_tokens = at,
+                                          .length_tokens = length,
+                                          .patches = chance_below(chance, 5)};
         h->patches += spans[made - 1].patches;
         at += length;
     }

@@ -17,8 +17,11 @@ static void test_dtypes(void **state)
         enum pd_dtype dtype;
         const char *name;
         size_t size_bytes;
-    } known[] = {{PD_DTYPE_U8, "U8", 1},   {PD_DTYPE_I32, "I32", 4},   {PD_DTYPE_I64, "I64", 8},
-                 {PD_DTYPE_F16, "F16", 2}, {PD_DTYPE_BF16, "BF16", 2}, {PD_DTYPE_F32, "F32", 4}};
+    } known[] = {{PD_DTYPE_U8, "U8", 1},     {PD_DTYPE_I32, "I32", 4},   {PD_DTYPE_I64, "I64", 8},
+                 {PD_DTYPE_F16, "F16", 2},   {PD_DTYPE_BF16, "BF16", 2}, {PD_DTYPE_F32, "F32", 4},
+                 {PD_DTYPE_BOOL, "BOOL", 1}, {PD_DTYPE_I8, "I8", 1},     {PD_DTYPE_U16, "U16", 2},
+                 {PD_DTYPE_I16, "I16", 2},   {PD_DTYPE_U32, "U32", 4},   {PD_DTYPE_U64, "U64", 8},
+                 {PD_DTYPE_F64, "F64", 8}};
     enum pd_dtype dtype;
     for (size_t i = 0; i < PD_COUNT_OF(known); i++) {
         assert_string_equal(pd_dtype_name(known[i].dtype), known[i].name);

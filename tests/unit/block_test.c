@@ -14,6 +14,7 @@
 
 #define SEED 31337ull
 #define SAMPLES_MAX 24
+#define TENSORS 6
 
 static uint64_t random_state = SEED;
 
@@ -35,6 +36,10 @@ struct made {
     float weights[SAMPLES_MAX];
     uint32_t runs[SAMPLES_MAX * 4];
     struct pd_span spans[SAMPLES_MAX * 3];
+    struct pd_tensor_spec tensors[TENSORS];
+    uint32_t ragged_ends[TENSORS * SAMPLES_MAX];
+    uint64_t tensor_digests[TENSORS * SAMPLES_MAX], token_offsets[SAMPLES_MAX + 1],
+        tensor_offsets[TENSORS + 1];
 };
 
 static void make_runs(struct made *m, uint32_t i)
@@ -56,6 +61,14 @@ static void make_spans(struct made *m, uint32_t i)
         span->length_tokens = 1 + below(m->lengths[i] - span->offset_tokens);
         span->patches = below(10);
         span->view = below(3);
+        span->t_scale = 1 + below(8) / 4.0;
+        if (below(2)) {
+            span->merge = 1 + below(4);
+            span->grid_t = span->length_tokens;
+            span->grid_h = span->merge;
+            span->grid_w = 1;
+            span->patches = span->length_tokens * span->merge;
+        }
         from = span->offset_tokens + span->length_tokens;
     }
     m->span_ends[i] = at;
@@ -78,6 +91,75 @@ static void make_sample(struct made *m, uint32_t i)
     }
     m->key_ends[i] = key + below(9);
     m->group_ends[i] = group + below(9);
+}
+
+/* One of each axis and unit, and a loss with its pad mask. */
+static const struct pd_tensor_spec tensor_specs[TENSORS] = {
+    {.name = "advantage", .dtype = PD_DTYPE_F32, .axis = PD_AXIS_TOKEN, .pad_mask = PD_TENSOR_NONE},
+    {.name = "pixels",
+     .dtype = PD_DTYPE_BF16,
+     .axis = PD_AXIS_RAGGED,
+     .unit = PD_UNIT_PATCH,
+     .rank = 1,
+     .dims = {12},
+     .views = 5,
+     .pad_mask = PD_TENSOR_NONE},
+    {.name = "jpeg_bytes",
+     .dtype = PD_DTYPE_I64,
+     .axis = PD_AXIS_RAGGED,
+     .unit = PD_UNIT_SPAN,
+     .pad_mask = PD_TENSOR_NONE},
+    {.name = "jpeg", .dtype = PD_DTYPE_U8, .axis = PD_AXIS_RAGGED, .pad_mask = PD_TENSOR_NONE},
+    {.name = "action_is_pad",
+     .dtype = PD_DTYPE_BOOL,
+     .axis = PD_AXIS_SAMPLE,
+     .rank = 1,
+     .dims = {8},
+     .pad_mask = PD_TENSOR_NONE},
+    {.name = "action",
+     .dtype = PD_DTYPE_F32,
+     .axis = PD_AXIS_SAMPLE,
+     .rank = 2,
+     .dims = {8, 3},
+     .is_loss = 1,
+     .pad_mask = 33},
+};
+
+static uint32_t elements_of(const struct made *m, const struct pd_tensor_spec *spec, uint32_t i)
+{
+    uint32_t spans, elements = 0;
+    const struct pd_span *span = pd_block_head_spans(&m->head, i, &spans);
+    if (spec->unit == PD_UNIT_SAMPLE)
+        return below(50);
+    for (uint32_t s = 0; s < spans; s++)
+        if (pd_tensor_has_view(spec, span[s].view))
+            elements += spec->unit == PD_UNIT_PATCH ? span[s].patches : 1;
+    return elements;
+}
+
+static void make_tensors(struct made *m)
+{
+    struct pd_block_head *head = &m->head;
+    uint32_t at = 0;
+    head->tensor_count = TENSORS;
+    head->tensors = m->tensors;
+    head->tensor_digests = m->tensor_digests;
+    head->tensor_offsets = m->tensor_offsets;
+    head->ragged_ends = m->ragged_ends;
+    for (uint32_t k = 0; k < TENSORS; k++) {
+        m->tensors[k] = tensor_specs[k];
+        m->tensors[k].number = k == 4 ? 33 : k;
+        for (uint32_t i = 0; i < head->count; i++) {
+            m->tensor_digests[k * head->count + i] = ((uint64_t)below(1000) << 32) + i;
+            if (tensor_specs[k].axis != PD_AXIS_RAGGED)
+                continue;
+            m->ragged_ends[at] =
+                (i ? m->ragged_ends[at - 1] : 0) + elements_of(m, &m->tensors[k], i);
+            at++;
+        }
+    }
+    assert_true(pd_block_head_derive(head));
+    head->body_bytes = m->tensor_offsets[TENSORS];
 }
 
 static void make(struct made *m)
@@ -120,6 +202,9 @@ static void make(struct made *m)
         head->group_ends = m->group_ends;
         head->groups = m->groups;
     }
+    head->token_offsets = m->token_offsets;
+    if (below(2))
+        make_tensors(m);
 }
 
 static void same_column(const void *a, const void *b, size_t size)
@@ -138,6 +223,13 @@ static void same_sample(const struct pd_block_head *a, const struct pd_block_hea
     assert_int_equal(x.seq, y.seq);
     assert_int_equal(x.length_tokens, y.length_tokens);
     assert_int_equal(x.patches, y.patches);
+    assert_int_equal(x.payload_bytes, y.payload_bytes);
+    assert_int_equal(x.tensors, y.tensors);
+    for (uint32_t k = 0; k < a->tensor_count; k++) {
+        struct pd_tensor_extent p = pd_block_head_extent(a, k, i);
+        struct pd_tensor_extent q = pd_block_head_extent(b, k, i);
+        assert_memory_equal(&p, &q, sizeof p);
+    }
     assert_true(x.weight == y.weight);
     assert_int_equal(x.loss.count, y.loss.count);
     same_column(x.loss.lengths, y.loss.lengths, x.loss.count * 4ull);
@@ -164,6 +256,8 @@ static void same(const struct pd_block_head *a, const struct pd_block_head *b)
     same_column(a->label_digests, b->label_digests, count * 8);
     same_column(a->weights, b->weights, count * 4);
     same_column(a->versions, b->versions, count * 8);
+    assert_int_equal(a->tensor_count, b->tensor_count);
+    same_column(a->tensors, b->tensors, a->tensor_count * sizeof *a->tensors);
     same_column(a->key_ends, b->key_ends, count * 4);
     same_column(a->group_ends, b->group_ends, count * 4);
     if (a->key_ends)
@@ -311,7 +405,7 @@ static void test_rules(void **unused)
     refused(&m, "weight");
     make_full(&m);
     m.head.body_bytes -= 4;
-    refused(&m, "body is shorter");
+    refused(&m, "body's size");
     make_full(&m);
     m.runs[m.run_ends[0]] += m.lengths[1] + 1;
     refused(&m, "runs are longer");
@@ -327,13 +421,94 @@ static void test_rules(void **unused)
     refused(&m, "span ends fall");
 }
 
+static void make_with_tensors(struct made *m)
+{
+    do
+        make_full(m);
+    while (m->head.tensor_count == 0 || m->spans[m->span_ends[0]].view == 1);
+}
+
+static void test_tensor_rules(void **unused)
+{
+    (void)unused;
+    struct made m;
+    make_with_tensors(&m);
+    m.head.body_bytes++;
+    refused(&m, "body's size");
+    make_with_tensors(&m);
+    m.tensors[0].dtype = 99;
+    refused(&m, "dtype");
+    make_with_tensors(&m);
+    m.tensors[0].name[3] = '-';
+    refused(&m, "name");
+    make_with_tensors(&m);
+    m.tensors[5].dims[1] = 0;
+    refused(&m, "dims");
+    make_with_tensors(&m);
+    m.tensors[0].unit = PD_UNIT_SPAN;
+    refused(&m, "unit");
+    make_with_tensors(&m);
+    m.tensors[2].number = m.tensors[1].number;
+    refused(&m, "twice");
+    make_with_tensors(&m);
+    m.tensors[5].pad_mask = 7;
+    refused(&m, "pad mask");
+    make_with_tensors(&m);
+    m.tensors[4].dims[0] = 9;
+    refused(&m, "pad mask");
+    make_with_tensors(&m);
+    m.ragged_ends[m.head.count - 1] += 1;
+    if (!m.rejected[m.head.count - 1])
+        refused(&m, "elements");
+    make_with_tensors(&m);
+    m.ragged_ends[0] = UINT32_MAX;
+    refused(&m, "ragged ends fall");
+    make_with_tensors(&m);
+    m.spans[m.span_ends[0]].t_scale = NAN;
+    refused(&m, "grid");
+    make_with_tensors(&m);
+    m.spans[m.span_ends[0]].grid_w += 2;
+    m.spans[m.span_ends[0]].grid_h = 0;
+    refused(&m, "grid");
+}
+
+/* Where each sample's bytes lie, worked out column by column. */
+static void test_extents(void **unused)
+{
+    (void)unused;
+    for (int round = 0; round < 300; round++) {
+        struct made m;
+        make_with_tensors(&m);
+        uint64_t at = m.token_offsets[m.head.count] * (m.head.has_labels ? 8 : 4);
+        uint32_t ragged = 0;
+        for (uint32_t k = 0; k < TENSORS; k++) {
+            assert_int_equal(pd_block_head_tensor(&m.head, m.tensors[k].number), k);
+            for (uint32_t i = 0; i < m.head.count; i++) {
+                struct pd_tensor_extent extent = pd_block_head_extent(&m.head, k, i);
+                static const uint32_t bytes[TENSORS] = {4, 24, 8, 1, 8, 96};
+                uint64_t elements = k == 0 ? m.lengths[i] : 1;
+                if (m.tensors[k].axis == PD_AXIS_RAGGED) {
+                    elements = m.ragged_ends[ragged] - (i ? m.ragged_ends[ragged - 1] : 0);
+                    ragged++;
+                }
+                assert_int_equal(extent.offset_bytes, at);
+                assert_int_equal(extent.elements, elements);
+                assert_int_equal(extent.size_bytes, elements * bytes[k]);
+                assert_int_equal(extent.digest, m.tensor_digests[k * m.head.count + i]);
+                at += extent.size_bytes;
+            }
+        }
+        assert_int_equal(at, m.head.body_bytes);
+        assert_int_equal(pd_block_head_tensor(&m.head, 50), PD_TENSOR_NONE);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_forged),
-        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_forged),       cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_tensor_rules), cmocka_unit_test(test_extents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

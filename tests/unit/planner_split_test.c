@@ -59,7 +59,10 @@ static void test_split_predicts_each_target_once(void **state)
 
 static void test_cuts_leave_media_whole(void **state)
 {
-    static const struct pd_span spans[] = {{100, 950, 4, 0}, {1500, 1000, 7, 0}, {2600, 500, 9, 0}};
+    static const struct pd_span spans[] = {
+        {.offset_tokens = 100, .length_tokens = 950, .patches = 4},
+        {.offset_tokens = 1500, .length_tokens = 1000, .patches = 7},
+        {.offset_tokens = 2600, .length_tokens = 500, .patches = 9}};
     (void)state;
     for (int policy = PD_OVER_KEEP_HEAD; policy <= PD_OVER_SPLIT; policy++) {
         struct pd_rules rules = feed_rules();
@@ -97,7 +100,7 @@ static void test_cuts_leave_media_whole(void **state)
 
 static void test_media_larger_than_a_pack_is_left_out(void **state)
 {
-    static const struct pd_span span = {0, 1001, 1, 0};
+    static const struct pd_span span = {.length_tokens = 1001, .patches = 1};
     struct pd_rules rules = feed_rules();
     struct feed feed;
     (void)state;

@@ -196,7 +196,7 @@ static void test_alignment_counts_in_the_fit(void **state)
 static void test_patches_and_segments_are_caps(void **state)
 {
     struct pd_rules rules = feed_rules();
-    struct pd_span image = {0, 10, 5, 0};
+    struct pd_span image = {.length_tokens = 10, .patches = 5};
     struct feed feed;
     int rc;
     (void)state;

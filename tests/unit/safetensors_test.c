@@ -302,7 +302,7 @@ static void test_malformed(void **state)
         {"{\"a\":" T("I32", "[2]", "[0,8.0]") "}", 8, PD_ECORRUPT, "BAD_HEADER"},
         {"{\"a\":" T("I32", "[2]", "[-8,0]") "}", 8, PD_ECORRUPT, "BAD_HEADER"},
         {"{\"a\":" T("I32", "[2]", "[0,99999999999999999999]") "}", 8, PD_ECORRUPT, "BAD_HEADER"},
-        {"{\"a\":" T("F64", "[1]", "[0,8]") "}", 8, PD_EUNSUPPORTED, "BAD_DTYPE"},
+        {"{\"a\":" T("F8_E4M3", "[1]", "[0,8]") "}", 8, PD_EUNSUPPORTED, "BAD_DTYPE"},
         {"{\"a\":" T("I32", "[-2]", "[0,8]") "}", 8, PD_ECORRUPT, "BAD_SHAPE"},
         {"{\"a\":" T("I32", "[2.0]", "[0,8]") "}", 8, PD_ECORRUPT, "BAD_SHAPE"},
         {"{\"a\":" T("I32", "[[2]]", "[0,8]") "}", 8, PD_ECORRUPT, "BAD_SHAPE"},

@@ -1,0 +1,117 @@
+"""libpackd, loaded by the first object that needs it; cffi in ABI mode.
+
+The C header itself is what cffi reads, so there is no second description of the structs that could drift from it. cffi lets go of
+the GIL around every call. libpackd.so is looked for in this order:
+
+    $PACKD_LIBRARY                       a path
+    beside this file                     a wheel carries it
+    client/ and bazel-bin/client/        above this file: a built source tree
+
+libpackd must not be used on both sides of a fork: `library()` refuses in a child whose parent had already opened something.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from packd import errors
+
+SLICE_MS = 100          # a blocking call comes back this often, so that signals (Ctrl-C) are seen
+DEFAULT_TIMEOUT = 60.0  # seconds, as in libpackd
+
+_HERE = Path(__file__).resolve().parent
+_loaded: tuple[Any, Any] | None = None
+_used_in_pid: int | None = None
+
+
+def _candidates() -> list[Path]:
+    if os.environ.get("PACKD_LIBRARY"):
+        return [Path(os.environ["PACKD_LIBRARY"])]
+    tree = Path(__file__).absolute().parents[3]
+    source = _HERE.parents[2]
+    return [_HERE / "libpackd.so", tree / "client" / "libpackd.so", source / "bazel-bin" / "client" / "libpackd.so"]
+
+
+def _header() -> str:
+    """packd.h without what cffi's parser does not take: preprocessor, comments, the C++ bracket."""
+    for path in (_HERE / "packd.h", _HERE.parents[1] / "include" / "packd.h"):
+        if path.exists():
+            text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+            text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)
+            return re.sub(r"^#.*$", "", text, flags=re.M)
+    raise errors.LibraryNotFound(f"packd.h is not beside {_HERE}: the package is incomplete; install its wheel again")
+
+
+def _load() -> tuple[Any, Any]:
+    try:
+        import cffi
+    except ImportError as error:
+        raise errors.LibraryNotFound("packd needs cffi: pip install cffi, or apt-get install python3-cffi") from error
+    paths = _candidates()
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        raise errors.LibraryNotFound(f"libpackd.so is in none of {', '.join(map(str, paths))}: build it (bazel build "
+                                     "//client:libpackd.so) or set PACKD_LIBRARY to its path")
+    ffi = cffi.FFI()
+    ffi.cdef(_header())
+    try:
+        return ffi, ffi.dlopen(str(path))
+    except OSError as error:
+        raise errors.LibraryNotFound(f"{path} cannot be loaded: {error}") from error
+
+
+def library() -> tuple[Any, Any]:
+    """(ffi, lib). LibraryNotFound; Forked: the parent process had used libpackd before it forked this one."""
+    global _loaded
+    if _used_in_pid is not None and _used_in_pid != os.getpid():
+        raise errors.Forked("libpackd was in use in the parent process before it forked this one, and gRPC does not survive a fork: "
+                            "open Producers and Jobs in one process only, or start workers with the method 'spawn'")
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def opening() -> tuple[Any, Any]:
+    """library(), for a call that starts threads: from here on this process must not be forked with packd in it."""
+    global _used_in_pid
+    loaded = library()
+    _used_in_pid = os.getpid()
+    return loaded
+
+
+def text(ffi: Any, pointer: Any) -> str:
+    """A C string; "" for NULL."""
+    return ffi.string(pointer).decode(errors="replace") if pointer else ""
+
+
+def raised(ffi: Any, error: Any, code: int, **facts: Any) -> errors.Error:
+    """The exception for a failed call."""
+    return errors.class_for(code)(text(ffi, error.text) or f"libpackd: error {code}", reason=text(ffi, error.reason),
+                                  grpc_code=int(error.grpc_code), **facts)
+
+
+def milliseconds(seconds: float | None, default: float = DEFAULT_TIMEOUT) -> int:
+    """A timeout in seconds as libpackd's milliseconds; None: the default. InvalidArgument: negative, NaN or infinite."""
+    seconds = default if seconds is None else seconds
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise errors.InvalidArgument(f"timeout {seconds!r}: expected seconds, 0 or more; there is no infinite wait", reason="BAD_RANGE")
+    return math.ceil(seconds * 1000)
+
+
+def in_slices(call: Callable[[int], int], timeout_ms: int, timed_out: int = errors.Timeout.code) -> int:
+    """Repeats call(slice_ms) until it is no longer a timeout or the whole time is over; its last code.
+
+    Between two slices the interpreter runs signal handlers, so that KeyboardInterrupt comes through; libpackd's calls lose nothing by a timeout.
+    """
+    end = time.monotonic() + timeout_ms / 1000
+    while True:
+        left_ms = max(0, math.ceil((end - time.monotonic()) * 1000))
+        code = call(min(left_ms, SLICE_MS))
+        if code != timed_out or left_ms <= SLICE_MS:
+            return code
