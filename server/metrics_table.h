@@ -89,7 +89,7 @@
  * reference, help. */
 #define PD_COLLECTED(X)                                                                            \
     X(PD_C_PACK_TOKENS, "packd_pack_tokens_total", "counter",                                      \
-      "feed, kind: real, gap, tail, row_padding; source where samples have one",                   \
+      "feed, kind: real, gap, tail, row_padding; source where producers name one",                   \
       "Positions served, each batch once, by what they hold; padding rate = all but real / all. "  \
       "A row's tail is shared out among its sources by their real positions.")                     \
     X(PD_C_WINDOW_SAMPLES, "packd_window_samples", "gauge", "feed",                                \

@@ -94,22 +94,31 @@ static int64_t next_pack(struct walk *walk)
     return (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
 }
 
-/* The slot of a source's name; a new name takes a free one. */
+/* What a producer that names no source gets. */
+static bool is_unnamed(const char *name, size_t size)
+{
+    static const char unnamed[] = "default";
+    return size == 0 || (size == sizeof unnamed - 1 && memcmp(name, unnamed, size) == 0);
+}
+
+/* The slot of a source's name; a new name takes a free one, the one that stands for none has slot 0
+ * (unless the feed is configured with it). */
 static uint32_t slot_of(struct pd_watch *watch, struct watched_feed *feed, const char *name,
                         size_t size)
 {
-    if (size == 0 || size > PD_NAME_MAX)
-        return size == 0 ? 0 : OTHER;
+    if (size > PD_NAME_MAX)
+        return OTHER;
     pthread_mutex_lock(&watch->lock);
     uint32_t count = atomic_load(&feed->name_count), i = 0;
     while (i < count && (strlen(feed->names[i]) != size || memcmp(feed->names[i], name, size) != 0))
         i++;
-    if (i == count && count < PD_WATCH_SOURCES_MAX) {
+    bool unnamed = i == count && is_unnamed(name, size);
+    if (i == count && !unnamed && count < PD_WATCH_SOURCES_MAX) {
         memcpy(feed->names[i], name, size);
         atomic_store_explicit(&feed->name_count, count + 1, memory_order_release);
     }
     pthread_mutex_unlock(&watch->lock);
-    return i < PD_WATCH_SOURCES_MAX ? i + 1 : OTHER;
+    return unnamed ? 0 : i < PD_WATCH_SOURCES_MAX ? i + 1 : OTHER;
 }
 
 static void read_table(struct pd_watch *watch, struct walk *walk)

@@ -17,7 +17,7 @@
 #include "server/serve.h"
 
 #define PD_WATCH_SOURCES_MAX 16
-/* Slot 0 is "no source", the last one "other". */
+/* Slot 0 is "no source" (the wire calls it default), the last one "other". */
 #define PD_WATCH_SLOTS (PD_WATCH_SOURCES_MAX + 2)
 #define PD_WATCH_ROWS_MAX 24
 #define PD_WATCH_SEGMENTS_MAX 64

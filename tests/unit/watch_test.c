@@ -32,7 +32,7 @@ static void put_header(struct pd_buf *header, const struct layout_case *c, const
     for (uint32_t i = 0; i < c->batch.real_segment_count; i++)
         pd_buf_put_varint(&column, sources[i]);
     for (int i = 0; i < NAMES; i++) {
-        snprintf(name, sizeof name, i ? "source-%d" : "", i);
+        snprintf(name, sizeof name, i ? "source-%d" : "default", i);
         pd_buf_put_u8(&table, 2 << 3 | 2);
         pd_buf_put_string(&table, name, strlen(name));
     }
