@@ -120,14 +120,13 @@ static struct pd_layout_rules rules_of(const struct pd_feed_config *feed)
     return rules;
 }
 
-/* What reading pack `number` said, in words. Trimming takes the lowest packs: one that is missing
- * above others has been lost. */
+/* What reading pack `number` said, in words: one that is missing and has not been trimmed is lost. */
 static int read_failed(struct pd_assembler *a, const struct pd_assemble_order *order,
                        uint64_t number, int rc, struct pd_error *error)
 {
     uint64_t lowest;
     if (rc == PD_ENOTFOUND && pd_log_lowest_pack(a->reader, order->key.feed_index, &lowest) == 0 &&
-        lowest < number)
+        lowest <= number)
         rc = PD_ECORRUPT;
     if (rc == PD_ENOTFOUND)
         return pd_error_set(error, PD_ERANGE, "STEP_TRIMMED",

@@ -82,8 +82,9 @@ static void take_feed(struct pd_collector *collector, uint32_t feed_index)
     feed->halted = pd_serve_halted(sources->serve, feed_index, &error);
     if (feed->halted)
         memcpy(feed->halt_text, error.text, sizeof feed->halt_text);
-    feed->accepts = pd_sequencer_accepts(sources->sequencer, feed_index, &feed->why);
-    feed->stalled = pd_sequencer_stall(sources->sequencer, feed_index, &feed->stall);
+    feed->full = pd_sequencer_feed_full(sources->sequencer, feed_index);
+    feed->stalled =
+        feed->full && pd_sequencer_stall(sources->sequencer, feed_index, &feed->stall);
     take_history(collector, feed_index);
 }
 

@@ -72,14 +72,6 @@ static uint64_t last_ingest(const struct pd_feed_status *feed)
     return last_ns;
 }
 
-static uint64_t stored_bytes(const struct pd_feed_status *feed)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < feed->stream_count; i++)
-        bytes += feed->streams[i].log_bytes;
-    return bytes;
-}
-
 static double feed_value(const struct pd_collector *collector, uint32_t feed_index,
                          const struct pd_feed_status *feed, enum pd_collected family)
 {
@@ -115,11 +107,13 @@ static double feed_value(const struct pd_collector *collector, uint32_t feed_ind
     case PD_C_TOO_LONG:
         return (double)feed->planner.rejected_samples;
     case PD_C_FEED_LOG:
-        return (double)stored_bytes(feed);
+        return (double)feed->log_bytes;
+    case PD_C_FEED_UNPLANNED:
+        return (double)feed->unplanned_bytes;
     case PD_C_FEED_LOG_MAX:
         return (double)pd_config_feed_bytes(config, &config->feeds[feed_index]);
     case PD_C_LOG_STALLED:
-        return own->stalled && !own->accepts;
+        return own->stalled;
     default:
         pd_panic(__FILE__, __LINE__, "family %d is not one of a feed", (int)family);
     }
@@ -255,8 +249,8 @@ void pd_collect_metrics(void *ctx, struct pd_metrics_writer *writer)
         PD_C_WINDOW_SAMPLES, PD_C_WINDOW_TOKENS, PD_C_WINDOW_OLDEST,    PD_C_FEED_PACKS,
         PD_C_HORIZON,        PD_C_FEED_WAITING,  PD_C_FEED_ENDED,       PD_C_FEED_HALTED,
         PD_C_LAST_INGEST,    PD_C_TRUNCATED,     PD_C_TRUNCATED_TOKENS, PD_C_SPLIT,
-        PD_C_SKIPPED,        PD_C_TOO_LONG,      PD_C_FEED_LOG,         PD_C_FEED_LOG_MAX,
-        PD_C_LOG_STALLED,
+        PD_C_SKIPPED,        PD_C_TOO_LONG,      PD_C_FEED_LOG,         PD_C_FEED_UNPLANNED,
+        PD_C_FEED_LOG_MAX,   PD_C_LOG_STALLED,
     };
     static const enum pd_collected jobs[] = {
         PD_C_JOB_PLANNED,     PD_C_JOB_DELIVERED, PD_C_JOB_COMMITTED, PD_C_JOB_LAG,

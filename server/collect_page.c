@@ -1,8 +1,8 @@
 /* The JSON behind the status page, from the collector's copy.
  *
  * Place in the flow: made at most once a second, when somebody looks. Owning thread: main. Bounded:
- * PD_PAGE_STREAMS_MAX streams and PD_PAGE_RANKS_MAX ranks of a job are listed, the number of all is
- * said beside. Texts of producers are free; the page shows them as text, never as markup. */
+ * PD_PAGE_STREAMS_MAX streams and lanes, and PD_PAGE_RANKS_MAX ranks of a job are listed, the number
+ * of all is said beside. Texts of producers are free; the page shows them as text, never as markup. */
 #include "server/collect_state.h"
 
 #include "base/check.h"
@@ -15,6 +15,7 @@
 
 #define PD_PAGE_STREAMS_MAX 200
 #define PD_PAGE_RANKS_MAX 64
+#define PD_PAGE_LANES_MAX 64
 #define NOW_S 60
 #define RATE_S 10
 
@@ -127,6 +128,30 @@ static json_t *streams_json(const struct pd_feed_status *feed)
                 json_array_size(streams) < PD_PAGE_STREAMS_MAX)
                 json_array_append_new(streams, stream_json(&feed->streams[i]));
     return streams;
+}
+
+/* ---- lanes ---- */
+
+static json_t *lane_json(const struct pd_collector *collector, uint32_t feed_index, uint32_t lane,
+                         const struct pd_lane_status *from)
+{
+    const char *why = "";
+    json_t *object = json_object();
+    bool accepts = pd_sequencer_accepts(collector->sources.sequencer, feed_index, lane, &why) ==
+                   PD_SEQ_ACCEPTS;
+    set_text(object, "name", from->name);
+    set_number(object, "unplanned", from->unplanned_bytes);
+    set_text(object, "throttled", accepts ? "" : why);
+    return object;
+}
+
+static json_t *lanes_json(const struct pd_collector *collector, uint32_t feed_index,
+                          const struct pd_feed_status *feed)
+{
+    json_t *lanes = json_array();
+    for (uint32_t i = 0; i < feed->lane_count && i < PD_PAGE_LANES_MAX; i++)
+        json_array_append_new(lanes, lane_json(collector, feed_index, i, &feed->lanes[i]));
+    return lanes;
 }
 
 /* ---- padding and rates ---- */
@@ -247,12 +272,11 @@ static json_t *rejects_json(const struct pd_feed_status *from)
 static void set_status(json_t *feed, const struct pd_collector *collector, uint32_t feed_index,
                        const struct pd_feed_status *from)
 {
-    uint64_t log_bytes = 0;
     json_t *jobs = json_array();
     set_planning(feed, from);
-    for (uint32_t i = 0; i < from->stream_count; i++)
-        log_bytes += from->streams[i].log_bytes;
-    set_number(feed, "log_bytes", log_bytes);
+    set_number(feed, "log_bytes", from->log_bytes);
+    set_number(feed, "unplanned_bytes", from->unplanned_bytes);
+    json_object_set_new(feed, "lanes", lanes_json(collector, feed_index, from));
     if (from->stopped)
         set_text(feed, "halted", from->stop.text);
     json_object_set_new(feed, "rejects", rejects_json(from));
@@ -276,8 +300,8 @@ static json_t *feed_json(const struct pd_collector *collector, uint32_t feed_ind
     json_object_set_new(feed, "sources", sources_json(collector, feed_index));
     json_object_set_new(feed, "rows", rows_json(collector, feed_index));
     json_object_set_new(feed, "wait", wait_json(&own->wait));
-    set_text(feed, "throttled", own->accepts ? "" : own->why);
-    set_text(feed, "stalled_by", own->stalled && !own->accepts ? own->stall.job : "");
+    json_object_set_new(feed, "full", json_boolean(own->full));
+    set_text(feed, "stalled_by", own->stalled ? own->stall.job : "");
     if (status)
         set_status(feed, collector, feed_index, status);
     if (own->halted)

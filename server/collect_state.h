@@ -13,9 +13,8 @@ struct pd_collected_feed {
     struct pd_wait_info wait; /* of its planning; reason NONE: of nothing */
     bool halted;
     char halt_text[PD_TEXT_MAX];
-    bool accepts;     /* samples, as far as the log goes */
-    const char *why;  /* static: why it does not */
-    bool stalled;
+    bool full;    /* no space for samples */
+    bool stalled; /* full, and only stall.job's commit helps */
     struct pd_stall stall;
     struct pd_job_view *jobs; /* like status->feeds[].jobs; owned, ranks too; NULL: no memory */
     uint32_t job_count;

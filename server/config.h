@@ -125,6 +125,11 @@ const struct pd_feed_config *pd_config_feed(const struct pd_config *config, cons
                                             uint32_t *index);
 /* The feed's share of log.max_bytes. */
 uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
+/* What a lane of the feed may hold unplanned: its part of half the feed's share of the log. */
+uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
+/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
+ * fills the log. */
+#define PD_LANE_BLOCKS_BYTES (2ull << 20)
 void pd_config_fini(struct pd_config *config);
 
 /* The word for a feed's key whose value is one of several (strategy, 0: "exact"); NULL where the key

@@ -79,12 +79,6 @@ void pd_feed_derive(struct pd_feed_config *feed);
 
 /* Fills max_sample_bytes. */
 void pd_config_derive(struct pd_config *config);
-/* What a lane of the feed may hold unplanned: its part of half the feed's share of the log. */
-uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
-/* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
- * fills the log. */
-#define PD_LANE_BLOCKS_BYTES (2ull << 20)
-
 /* The candidate that `word` was probably meant to be, or NULL: at most two edits away, and fewer
  * than half its letters. */
 const char *pd_nearest(const char *word, const char *const *candidates, size_t count);

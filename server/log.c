@@ -105,6 +105,13 @@ struct pd_log_key pd_log_key_text(const char *text)
     return key;
 }
 
+struct pd_log_key pd_log_key_lowest(uint32_t feed)
+{
+    struct pd_log_key key = pd_log_key_text("lowest");
+    key_put_u32(&key, feed);
+    return key;
+}
+
 uint32_t pd_log_key_u32(const MDB_val *key, size_t offset)
 {
     uint32_t value = 0;

@@ -54,7 +54,8 @@ void pd_log_reader_end(struct pd_log_reader *reader);
  * PD_ECORRUPT: damaged, or not what the chain of plan digests says. PD_ENOMEM. */
 int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                      struct pd_pack *pack) PD_MUST_CHECK;
-/* The lowest pack of the feed that the log has. PD_ENOTFOUND: none. */
+/* The lowest pack of the feed that has not been trimmed: the log's own word, whatever packs can be
+ * read. PD_ECORRUPT. */
 int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number) PD_MUST_CHECK;
 /* The head of a block, decoded and kept by the reader until end (a small cache; repeated calls
  * for one block are cheap). */

@@ -17,6 +17,7 @@
 /* With LMDB's page header a piece fills its pages exactly. */
 #define PD_LOG_PIECE_BYTES (PD_PIECE_BYTES_MAX - 16u)
 #define PD_LOG_SEAL_BYTES 8u
+#define PD_LOG_BLOCK_RECORD_BYTES 32u /* the body of a block's record */
 #define PD_LOG_KEY_MAX 16
 
 enum pd_log_db {
@@ -68,6 +69,7 @@ struct pd_log_key pd_log_key_plan(uint32_t feed, uint64_t pack);
 struct pd_log_key pd_log_key_row(uint32_t a, uint32_t b);
 struct pd_log_key pd_log_key_snapshot(uint32_t feed, uint64_t position, uint32_t piece);
 struct pd_log_key pd_log_key_text(const char *text);
+struct pd_log_key pd_log_key_lowest(uint32_t feed);
 uint32_t pd_log_key_u32(const MDB_val *key, size_t offset);
 uint64_t pd_log_key_u64(const MDB_val *key, size_t offset);
 

@@ -129,21 +129,14 @@ int pd_log_read_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
 int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number)
 {
     PD_CHECK(reader->active);
-    struct pd_log_key first = pd_log_key_plan(pd_log_feed_number(reader->log, feed), 0);
-    MDB_val key = {first.size_bytes, first.bytes}, value;
-    MDB_cursor *cursor;
-    int rc = mdb_cursor_open(reader->txn, reader->log->dbs[PD_DB_PLANS], &cursor);
+    struct pd_reader content;
+    struct pd_log_key key = pd_log_key_lowest(pd_log_feed_number(reader->log, feed));
+    *number = 0;
+    int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_META, key, &content, NULL);
     if (rc)
-        return pd_log_failed(reader->log, rc, "cursor", NULL);
-    rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-    bool found = rc == 0 && key.mv_size == first.size_bytes &&
-                 pd_log_key_u32(&key, 0) == pd_log_feed_number(reader->log, feed);
-    if (found)
-        *number = pd_log_key_u64(&key, sizeof(uint32_t));
-    mdb_cursor_close(cursor);
-    if (rc && rc != MDB_NOTFOUND)
-        return pd_log_failed(reader->log, rc, "cursor", NULL);
-    return found ? 0 : PD_ENOTFOUND;
+        return rc == PD_ENOTFOUND ? 0 : rc; /* nothing has been trimmed */
+    *number = pd_reader_u64(&content);
+    return content.failed ? PD_ECORRUPT : 0;
 }
 
 int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,

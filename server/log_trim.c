@@ -36,6 +36,12 @@ static int seek(struct pd_log *log, MDB_cursor *cursor, struct pd_log_key start,
     return rc ? pd_log_failed(log, rc, "trim", error) : 0;
 }
 
+int pd_log_put_lowest_pack(struct pd_log *log, uint32_t feed, uint64_t pack, struct pd_error *error)
+{
+    return pd_log_put_sealed(log, PD_DB_META, pd_log_key_lowest(feed), &pack, sizeof pack, 0,
+                             error);
+}
+
 static int cursor_del(struct pd_log *log, MDB_cursor *cursor, struct pd_error *error)
 {
     int rc = mdb_cursor_del(cursor, 0);
@@ -49,8 +55,25 @@ static int finish(MDB_cursor *cursor, int rc)
     return rc == PD_ENOTFOUND ? 0 : rc;
 }
 
+int pd_log_plans_bytes(struct pd_log *log, uint32_t feed, uint64_t *bytes, struct pd_error *error)
+{
+    MDB_cursor *cursor;
+    MDB_val key, value;
+    *bytes = 0;
+    int rc = open_cursor(log, PD_DB_PLANS, &cursor, error);
+    if (rc)
+        return rc;
+    rc = seek(log, cursor, pd_log_key_plan(feed, 0), &key, &value, error);
+    while (rc == 0 && pd_log_key_u32(&key, 0) == feed) {
+        *bytes += pd_log_value_bytes(value.mv_size);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+        rc = rc == MDB_NOTFOUND ? PD_ENOTFOUND : (rc ? pd_log_failed(log, rc, "plans", error) : 0);
+    }
+    return finish(cursor, rc);
+}
+
 int pd_log_trim_plans(struct pd_log *log, uint32_t feed, uint64_t below, uint64_t *budget,
-                      struct pd_error *error)
+                      uint64_t *freed, struct pd_error *error)
 {
     MDB_cursor *cursor;
     int rc = open_cursor(log, PD_DB_PLANS, &cursor, error);
@@ -65,6 +88,7 @@ int pd_log_trim_plans(struct pd_log *log, uint32_t feed, uint64_t below, uint64_
         if (rc)
             break;
         spend(log, budget, value.mv_size + KEY_COST_BYTES);
+        *freed += pd_log_value_bytes(value.mv_size);
         rc = cursor_del(log, cursor, error);
     }
     return finish(cursor, rc);
@@ -90,6 +114,35 @@ static int delete_body(struct pd_log *log, uint64_t position, uint64_t *budget,
     return finish(cursor, rc);
 }
 
+int pd_log_block_facts(const struct pd_record *record, struct pd_log_block_facts *facts)
+{
+    struct pd_reader body = pd_reader_of(record->body, record->size_bytes);
+    *facts = (struct pd_log_block_facts){.position = record->position, .feed = record->feed};
+    facts->lane = pd_reader_u32(&body);
+    facts->stream = pd_reader_u32(&body);
+    (void)pd_reader_u64(&body); /* first seq */
+    facts->count = pd_reader_u32(&body);
+    facts->first_index = pd_reader_u32(&body);
+    facts->held_bytes = pd_reader_u64(&body);
+    return record->type == PD_RECORD_BLOCK && pd_reader_done(&body) ? 0 : PD_ECORRUPT;
+}
+
+/* Of the block at `position`; PD_ENOTFOUND, PD_ECORRUPT. */
+static int read_facts(struct pd_log *log, uint64_t position, struct pd_log_block_facts *facts)
+{
+    struct pd_reader content;
+    int rc = pd_log_get_sealed(log, log->txn, PD_DB_RECORDS, pd_log_key_position(position),
+                               &content, NULL);
+    if (rc)
+        return rc;
+    struct pd_record record = {.position = position};
+    record.type = pd_reader_u32(&content);
+    record.feed = pd_reader_u32(&content);
+    record.body = content.at;
+    record.size_bytes = pd_reader_left(&content);
+    return pd_log_block_facts(&record, facts);
+}
+
 static int delete_record(struct pd_log *log, uint64_t position, struct pd_error *error)
 {
     struct pd_log_key key = pd_log_key_position(position);
@@ -99,9 +152,12 @@ static int delete_record(struct pd_log *log, uint64_t position, struct pd_error 
 }
 
 int pd_log_trim_lane(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t below,
-                     uint64_t *budget, struct pd_error *error)
+                     uint64_t *budget,
+                     void (*freed)(void *ctx, const struct pd_log_block_facts *facts), void *ctx,
+                     struct pd_error *error)
 {
     MDB_cursor *cursor;
+    struct pd_log_block_facts facts;
     int rc = open_cursor(log, PD_DB_HEADS, &cursor, error);
     if (rc)
         return rc;
@@ -119,6 +175,8 @@ int pd_log_trim_lane(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t 
         rc = cursor_del(log, cursor, error);
         if (!rc)
             rc = delete_body(log, position, budget, error);
+        if (!rc && read_facts(log, position, &facts) == 0)
+            freed(ctx, &facts);
         if (!rc)
             rc = delete_record(log, position, error);
     }

@@ -14,7 +14,11 @@
 #include <sys/statvfs.h>
 #include <xxhash.h>
 
-#define NODE_OVERHEAD_BYTES 32u
+#define NODE_OVERHEAD_BYTES 32u /* LMDB's node, the longest key, a place in the page's list */
+#define LEAF_BYTES 4080u        /* of a page, for nodes */
+#define LEAF_NODES_MIN 2u       /* LMDB keeps values out of the leaf of which not so many fit */
+#define BLOCK_RECORD_BYTES 48u
+#define PLAN_FACTS_BYTES 20u
 #define BLOCK_TREE_PAGES 12u /* leaves and branches touched by one block, at most */
 #define DISK_SLACK_BYTES (1u << 20)
 
@@ -196,18 +200,29 @@ int pd_log_scan_records(struct pd_log *log, uint64_t from,
 
 /* ---- blocks ---- */
 
-static uint64_t value_bytes(uint64_t size)
+uint64_t pd_log_value_bytes(uint64_t size)
 {
-    return size <= 1024 ? size + NODE_OVERHEAD_BYTES : (size + 16 + 4095) / 4096 * 4096;
+    uint64_t fit = LEAF_BYTES / (size + NODE_OVERHEAD_BYTES);
+    return fit >= LEAF_NODES_MIN ? 4096 / fit : (size + 16 + 4095) / 4096 * 4096;
+}
+
+uint64_t pd_log_plan_bytes(const struct pd_buf *encoded_pack)
+{
+    return pd_log_value_bytes(encoded_pack->size_bytes + PLAN_FACTS_BYTES + PD_LOG_SEAL_BYTES);
+}
+
+uint64_t pd_log_block_held_bytes(const struct pd_block *block)
+{
+    uint64_t whole = block->head.body_bytes / PD_LOG_PIECE_BYTES;
+    uint64_t rest = block->head.body_bytes % PD_LOG_PIECE_BYTES;
+    return whole * PD_PIECE_BYTES_MAX + (rest ? pd_log_value_bytes(rest) : 0) +
+           pd_log_value_bytes(pd_block_head_size(&block->head) + PD_LOG_SEAL_BYTES) +
+           pd_log_value_bytes(BLOCK_RECORD_BYTES);
 }
 
 uint64_t pd_log_block_bytes(const struct pd_block *block)
 {
-    uint64_t whole = block->head.body_bytes / PD_LOG_PIECE_BYTES;
-    uint64_t rest = block->head.body_bytes % PD_LOG_PIECE_BYTES;
-    return whole * PD_PIECE_BYTES_MAX + value_bytes(rest) +
-           value_bytes(pd_block_head_size(&block->head) + PD_LOG_SEAL_BYTES) +
-           BLOCK_TREE_PAGES * 4096ull;
+    return pd_log_block_held_bytes(block) + BLOCK_TREE_PAGES * 4096ull;
 }
 
 /* Where the next byte of a block's body comes from. */
@@ -270,7 +285,7 @@ static int put_head(struct pd_log *log, const struct pd_block_head *head, struct
 int pd_log_append_block(struct pd_log *log, struct pd_block *block, struct pd_error *error)
 {
     struct pd_block_head *head = &block->head;
-    uint8_t bytes[24];
+    uint8_t bytes[PD_LOG_BLOCK_RECORD_BYTES];
     struct pd_buf body = {.data = bytes, .capacity_bytes = sizeof bytes};
     int rc = put_body(log, block, error);
     if (!rc)
@@ -283,6 +298,7 @@ int pd_log_append_block(struct pd_log *log, struct pd_block *block, struct pd_er
     pd_buf_put_u64(&body, head->first_seq);
     pd_buf_put_u32(&body, head->count);
     pd_buf_put_u32(&body, head->first_index);
+    pd_buf_put_u64(&body, pd_log_block_held_bytes(block));
     return pd_log_append_record(log, PD_RECORD_BLOCK, head->feed, &body, error);
 }
 

@@ -18,8 +18,9 @@
 enum pd_record_type {
     PD_RECORD_FEED = 1,   /* a feed's configuration */
     PD_RECORD_STREAM = 2, /* a stream was opened for the first time */
-    PD_RECORD_BLOCK =
-        3, /* lane, stream, first seq, count: the head lies under (feed, lane, position) */
+    /* Lane, stream, first seq, count, first index, bytes held: the head lies under (feed, lane,
+     * position). */
+    PD_RECORD_BLOCK = 3,
     PD_RECORD_END_STREAM = 4,
     PD_RECORD_END_LANE = 5,
     PD_RECORD_END_FEED = 6,
@@ -68,6 +69,11 @@ void pd_log_check_readers(struct pd_log *log);
 
 /* Pages, in bytes, that append_block would use at most. */
 uint64_t pd_log_block_bytes(const struct pd_block *block);
+/* Its part of them for as long as it is kept, and that of other values: what counts against the
+ * space of a feed. Estimates, a few percent off; the log as a whole is counted in pages. */
+uint64_t pd_log_block_held_bytes(const struct pd_block *block);
+uint64_t pd_log_plan_bytes(const struct pd_buf *encoded_pack);
+uint64_t pd_log_value_bytes(uint64_t size);
 /* Writes body, head and record; sets head.position. head.feed must be the log's number. */
 int pd_log_append_block(struct pd_log *log, struct pd_block *block,
                         struct pd_error *error) PD_MUST_CHECK;
@@ -114,15 +120,33 @@ int pd_log_scan_snapshots(struct pd_log *log, uint32_t feed,
  * Each deletes until nothing is left of what it was told (0), or until *budget, in bytes, is used
  * up (PD_EAGAIN: call again in another transaction). */
 
-/* Plans of packs below `below`. */
+/* Plans of packs below `below`; *freed grows by what they held. */
 int pd_log_trim_plans(struct pd_log *log, uint32_t feed, uint64_t below, uint64_t *budget,
-                      struct pd_error *error) PD_MUST_CHECK;
-/* Blocks of a lane at positions below `below`: heads, bodies and their records. */
+                      uint64_t *freed, struct pd_error *error) PD_MUST_CHECK;
+/* What a block's record says, and of a block that is deleted. */
+struct pd_log_block_facts {
+    uint64_t position, held_bytes;
+    uint32_t feed, lane, stream, count, first_index;
+};
+/* PD_ECORRUPT: it is no record of a block. */
+int pd_log_block_facts(const struct pd_record *record,
+                       struct pd_log_block_facts *facts) PD_MUST_CHECK;
+/* Blocks of a lane at positions below `below`: heads, bodies and their records; `freed` is told of
+ * each whose record can be read. */
 int pd_log_trim_lane(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t below,
-                     uint64_t *budget, struct pd_error *error) PD_MUST_CHECK;
+                     uint64_t *budget,
+                     void (*freed)(void *ctx, const struct pd_log_block_facts *facts), void *ctx,
+                     struct pd_error *error) PD_MUST_CHECK;
 /* The feed's other records at *from and behind it, below `below`; *from moves on. */
 int pd_log_trim_records(struct pd_log *log, uint32_t feed, uint64_t *from, uint64_t below,
                         uint64_t *budget, struct pd_error *error) PD_MUST_CHECK;
+
+/* What the feed's plans, and one snapshot of it, hold; 0 where there is none. */
+int pd_log_plans_bytes(struct pd_log *log, uint32_t feed, uint64_t *bytes,
+                       struct pd_error *error) PD_MUST_CHECK;
+/* Makes `pack` the lowest of the feed that readers may ask for: see pd_log_lowest_pack. */
+int pd_log_put_lowest_pack(struct pd_log *log, uint32_t feed, uint64_t pack,
+                           struct pd_error *error) PD_MUST_CHECK;
 
 /* The first block of a lane at or behind `from` and below `limit`, decoded (fini it). PD_ENOTFOUND:
  * none. PD_ECORRUPT names it. */

@@ -58,8 +58,11 @@
       "Time that fetches stood waiting, each rank's added up, by what they waited for: samples, "  \
       "source, stream and end_feed are the producers' to end, credit the trainer's own.")          \
     X(PD_S_THROTTLED, "packd_ingest_throttled_seconds_total", "reason",                            \
-      "log_full log_stalled ingest_memory draining",                                               \
-      "Time that producers stood without credit, each call's added up.")                           \
+      "log_full log_stalled lane_share ingest_memory halted draining",                                               \
+      "Time that producers stood without credit, each call's added up; lane_share: what they sent "  \
+      "waits to be planned, since trainers are slower.")                           \
+    X(PD_S_STEPS_SKIPPED, "packd_steps_skipped_total", "cause", "operator violation",              \
+      "Steps left out of jobs, by an operator or for a violation.")                                \
     X(PD_S_COMPUTE, "packd_compute_units_total", "layout", "packed padded",                        \
       "Predicted compute of what was served, in units of the feed's cost model: packed, as it "    \
       "is; padded, had each sample had a row of seq_len to itself. Saved = 1 - packed / padded.")
@@ -120,7 +123,9 @@
     X(PD_C_TOO_LONG, "packd_too_long_samples_total", "counter", "feed",                            \
       "Samples left out because no cut makes them fit.")                                           \
     X(PD_C_FEED_LOG, "packd_feed_log_bytes", "gauge", "feed",                                      \
-      "Bytes of the log in the feed's samples.")                                                   \
+      "Bytes of the log in the feed's samples, plans and snapshots.")                                                   \
+    X(PD_C_FEED_UNPLANNED, "packd_feed_unplanned_bytes", "gauge", "feed",                          \
+      "Bytes of the log in samples that are in no pack yet; the rest is held for jobs.")           \
     X(PD_C_FEED_LOG_MAX, "packd_feed_log_max_bytes", "gauge", "feed",                              \
       "The feed's share of log.max_bytes.")                                                        \
     X(PD_C_LOG_STALLED, "packd_log_stalled", "gauge", "feed",                                      \

@@ -21,8 +21,6 @@
 #define SEQUENCER_MAGIC 0x70647371u
 #define READER_CHECK_COMMITS 1024u
 #define DISK_RETRY_NS 1000000000ull
-#define ACCEPT_AHEAD_PART \
-    8u /* credit in flight that the log must still be able to take: at most 1/8 of it */
 
 int pd_seq_write_failed(struct pd_sequencer *seq, int rc, const struct pd_error *error)
 {
@@ -65,6 +63,8 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_flush(seq, (struct pd_request_flush *)request);
     case PD_REQUEST_DELETE_JOB:
         return pd_seq_delete_job(seq, (struct pd_request_delete_job *)request);
+    case PD_REQUEST_SKIP_STEPS:
+        return pd_seq_skip_steps(seq, (struct pd_request_skip_steps *)request);
     case PD_REQUEST_STATUS:
         return 0; /* filled after the commit */
     }
@@ -93,6 +93,7 @@ int pd_sequencer_submit(struct pd_sequencer *seq, struct pd_request *request)
     int rc = 0;
     request->result = 0;
     request->error = (struct pd_error){0};
+    request->record = 0;
     pthread_mutex_lock(&seq->mutex);
     if (seq->stopping) {
         rc = PD_ECLOSED;
@@ -126,6 +127,8 @@ static bool planning_left(const struct pd_sequencer *seq)
     for (uint32_t i = 0; i < seq->state.feed_count; i++) {
         const struct pd_seq_feed *feed = seq->state.feeds[i];
         if (feed->planner && feed->plan_wanted && !feed->log_short && !feed->ended)
+            return true;
+        if (feed->flush_wanted)
             return true;
         if (feed->config && (feed->trimming || feed->trim_wanted) && !atomic_load(&seq->disk_full))
             return true;
@@ -247,7 +250,7 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         struct pd_seq_job *job = feed->jobs[i];
         if (job->deleted) {
             pd_serve_job_deleted(seq->serve, feed->index, job->id);
-            free(job);
+            pd_seq_job_free(job);
             continue;
         }
         if (job->announce) {
@@ -255,6 +258,9 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .job_id = job->id,
                                        .spec = job->spec,
                                        .generation = job->generation,
+                                       .world = job->world,
+                                       .loaded_steps = job->loaded_steps,
+                                       .skipped = &job->skipped,
                                        .first_pack = job->first_pack,
                                        .lowest_step = pd_seq_lowest_step(feed, job)};
             pd_serve_job_opened(seq->serve, &info);
@@ -291,6 +297,8 @@ static void count_group(struct pd_sequencer *seq)
         pd_metric_add_feed(PD_F_INGEST_BYTES, i, counts->bytes);
         pd_metric_add_feed(PD_F_INGEST_DUPLICATES, i, counts->duplicates);
         pd_metric_add_feed(PD_F_PACKS_PLANNED, i, counts->packs);
+        pd_metric_add_set(PD_S_STEPS_SKIPPED, i, "operator", counts->skipped_by_operator);
+        pd_metric_add_set(PD_S_STEPS_SKIPPED, i, "violation", counts->skipped_by_violation);
     }
 }
 
@@ -306,60 +314,13 @@ static void check_disk(struct pd_sequencer *seq, uint64_t now_ns)
         seq->next_timer_ns = due;
 }
 
-/* Whether the log is used up to less than parts / of, with what producers may send already. */
-static bool space_left(const struct pd_sequencer *seq, uint32_t parts, uint32_t of)
-{
-    uint64_t max = seq->config->log_max_bytes, ahead = seq->config->memory_ingest_bytes;
-    if (ahead > max / ACCEPT_AHEAD_PART)
-        ahead = max / ACCEPT_AHEAD_PART;
-    return pd_log_used_bytes(seq->log) + ahead <= (max - max / PD_SEQ_RESERVE_PART) / of * parts;
-}
-
-/* Notes whose commit would free space, once the log is three quarters full; loudly when it is
- * full. */
-static void check_stalls(struct pd_sequencer *seq)
-{
-    bool room = space_left(seq, 1, 1), near = !space_left(seq, 3, 4);
-    for (uint32_t i = 0; i < seq->state.feed_count; i++) {
-        struct pd_seq_feed *feed = seq->state.feeds[i];
-        struct pd_stall stall = {0};
-        if (!feed->config || feed->index >= PD_FEEDS_MAX)
-            continue;
-        if (near)
-            (void)pd_seq_stall_of(seq, feed, &stall);
-        if (!room)
-            pd_seq_give_up_commits(feed);
-        bool stalled = !room && stall.job[0];
-        pthread_mutex_lock(&seq->stall_mutex);
-        seq->stalls[feed->index] = stall;
-        pthread_mutex_unlock(&seq->stall_mutex);
-        if (stalled && !feed->stalled)
-            pd_log(PD_LOG_WARN, "log_stalled",
-                   "feed=%s job=%s first_step=%llu bytes_held=%llu text=\"the log is full of "
-                   "steps that the job has not committed\"",
-                   stall.feed, stall.job, (unsigned long long)stall.first_step,
-                   (unsigned long long)stall.bytes_held);
-        feed->stalled = stalled;
-    }
-}
-
-bool pd_sequencer_stall(struct pd_sequencer *seq, uint32_t feed_index, struct pd_stall *stall)
-{
-    *stall = (struct pd_stall){0};
-    if (feed_index >= PD_FEEDS_MAX)
-        return false;
-    pthread_mutex_lock(&seq->stall_mutex);
-    *stall = seq->stalls[feed_index];
-    pthread_mutex_unlock(&seq->stall_mutex);
-    return stall->job[0] != 0;
-}
-
 static void work(struct pd_sequencer *seq, struct pd_link *pending, struct pd_link *applied)
 {
     apply_some(seq, pending, applied);
     if (seq->group_rc == 0)
         plan_feeds(seq);
-    if (seq->group_rc == 0 && pd_seq_feeds_idle(seq, pd_clock_mono_ns()) == 0)
+    if (seq->group_rc == 0 && pd_seq_feeds_idle(seq, pd_clock_mono_ns()) == 0 &&
+        pd_seq_space_flush(seq) == 0)
         plan_feeds(seq); /* what a flush has made possible */
     if (seq->group_rc == 0 && !atomic_load(&seq->disk_full) && pd_seq_trim(seq) != 0)
         PD_CHECK(seq->group_rc != 0);
@@ -383,7 +344,7 @@ static void run_group(struct pd_sequencer *seq, struct pd_link *pending)
     else
         undo_group(seq, &applied);
     check_disk(seq, pd_clock_mono_ns());
-    check_stalls(seq);
+    pd_seq_space_tell(seq);
     announce(seq);
     for (struct pd_link *link; (link = pd_list_pop(&applied));)
         answer(seq, PD_CONTAINER_OF(link, struct pd_request, link));
@@ -483,8 +444,13 @@ int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struc
     seq->serve = serve;
     seq->next_timer_ns = UINT64_MAX;
     struct pd_error local = {0};
-    int rc = open_state(seq, &local);
+    int rc = pd_seq_space_start(seq);
+    if (rc)
+        pd_error_set(&local, rc, "NO_MEMORY", "out of memory starting the sequencer");
+    else
+        rc = open_state(seq, &local);
     if (!rc) {
+        pd_seq_space_tell(seq);
         announce(seq);
         rc = start_thread(seq, &local);
     }
@@ -510,21 +476,6 @@ void pd_sequencer_stop(struct pd_sequencer *seq)
     seq->started = false;
 }
 
-bool pd_sequencer_log_full(const struct pd_sequencer *seq)
-{
-    return atomic_load(&seq->disk_full) || !space_left(seq, 1, 1);
-}
-
-bool pd_sequencer_accepts(struct pd_sequencer *seq, uint32_t feed_index, const char **why)
-{
-    *why = "";
-    if (feed_index >= PD_LOG_FEEDS_MAX || atomic_load(&seq->accepts[feed_index]) != PD_SEQ_ACCEPTS)
-        *why = "planning of this feed has stopped, see its status";
-    else if (pd_sequencer_log_full(seq))
-        *why = "the log is full";
-    return !(*why)[0];
-}
-
 void pd_sequencer_free(struct pd_sequencer *seq)
 {
     if (!seq)
@@ -532,6 +483,7 @@ void pd_sequencer_free(struct pd_sequencer *seq)
     PD_MAGIC_CHECK(seq, SEQUENCER_MAGIC);
     PD_CHECK(!seq->started);
     pd_seq_state_fini(&seq->state);
+    pd_seq_space_stop(seq);
     pd_buf_fini(&seq->body);
     pd_buf_fini(&seq->row);
     pd_pack_fini(&seq->pack);

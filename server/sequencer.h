@@ -34,6 +34,7 @@ enum pd_request_kind {
     PD_REQUEST_DELIVERED,
     PD_REQUEST_FLUSH,
     PD_REQUEST_DELETE_JOB,
+    PD_REQUEST_SKIP_STEPS,
     PD_REQUEST_STATUS,
 };
 
@@ -44,7 +45,8 @@ struct pd_request {
     enum pd_request_kind kind;
     void (*done)(struct pd_request *request); /* sequencer thread, after the commit */
     int result;                               /* 0 or PD_E* */
-    struct pd_error error;                    /* filled where result != 0 */
+    uint64_t record;       /* position of the record that a control call wrote; 0 = none */
+    struct pd_error error; /* filled where result != 0 */
 };
 
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
@@ -153,6 +155,21 @@ struct pd_request_delete_job {
     bool force;
 };
 
+/* Leaves planned steps of a job out, as a new generation of the same world. Nothing is written where
+ * all of them are out already. PD_ENOTFOUND; PD_EINVAL BAD_RANGE; PD_EMISMATCH STEP_PLANNED (the last
+ * one is not planned); PD_ERANGE STEP_TRIMMED; PD_ELIMIT TOO_MANY_SKIPS; PD_EFENCED: `only_at` is
+ * set and the job has gone on to another generation. */
+struct pd_request_skip_steps {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    uint64_t first, last; /* both are left out */
+    char why[256];
+    uint64_t only_at; /* a generation; 0 = whatever it is */
+    /* out */
+    uint64_t generation, next_step;
+    uint64_t lowest_step; /* with STEP_TRIMMED */
+};
+
 /* A copy of everything Status shows that the sequencer owns. */
 struct pd_stream_status {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
@@ -177,6 +194,14 @@ struct pd_refusal_count {
     char reason[PD_REASON_MAX];
     uint64_t count;
 };
+struct pd_lane_status {
+    char name[PD_NAME_MAX + 1]; /* of its source or declared stream; "feed" */
+    uint32_t weight, pass;
+    int64_t deficit;
+    uint64_t samples, drawn; /* there are, and drawn from them; refused ones included */
+    uint64_t unplanned_bytes;
+    bool ended;
+};
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
@@ -189,6 +214,9 @@ struct pd_feed_status {
     uint64_t waiting_since_ns; /* wall clock */
     bool stopped;              /* planning has stopped for good; stop says why */
     struct pd_error stop;
+    uint64_t log_bytes, unplanned_bytes; /* of its blocks, plans and snapshots; not drawn yet */
+    struct pd_lane_status *lanes;
+    uint32_t lane_count;
     struct pd_stream_status *streams;
     uint32_t stream_count;
     struct pd_refusal_count refusals[PD_REFUSAL_REASONS_MAX];
@@ -227,13 +255,21 @@ int pd_sequencer_submit(struct pd_sequencer *sequencer, struct pd_request *reque
 /* Finishes what is queued, writes a snapshot, joins the thread. Requests submitted later get
  * PD_ECLOSED. */
 void pd_sequencer_stop(struct pd_sequencer *sequencer);
-/* Ingest bytes granted now may not exceed what the log can take; the door asks before each
- * grant. Any thread. False: grant nothing, *why says it in words (static). */
-bool pd_sequencer_accepts(struct pd_sequencer *sequencer, uint32_t feed_index, const char **why);
-/* The log takes no further samples for lack of space. Any thread. */
+/* Whether credit may be granted for a lane of a feed; the door asks before each grant. */
+enum pd_seq_accept {
+    PD_SEQ_ACCEPTS,
+    PD_SEQ_LANE_SHARE,   /* the lane has its part of the log in samples that are not planned */
+    PD_SEQ_LOG_FULL,     /* no space, in the log or in the feed's share of it */
+    PD_SEQ_STOPPED_FEED, /* planning has stopped for good */
+};
+/* Any thread; *why says it in words (static). */
+enum pd_seq_accept pd_sequencer_accepts(const struct pd_sequencer *sequencer, uint32_t feed_index,
+                                        uint32_t lane, const char **why);
+/* Some feed, or this one, takes no further samples for lack of space. Any thread. */
 bool pd_sequencer_log_full(const struct pd_sequencer *sequencer);
-/* True where the log is nearly full and a commit of stall->job would free space; once accepts says
- * no, nothing else can. Any thread. */
+bool pd_sequencer_feed_full(const struct pd_sequencer *sequencer, uint32_t feed_index);
+/* True where the log is nearly full and a commit of stall->job would free space; once the feed is
+ * full, nothing else can. Any thread. */
 bool pd_sequencer_stall(struct pd_sequencer *sequencer, uint32_t feed_index,
                         struct pd_stall *stall);
 void pd_sequencer_free(struct pd_sequencer *sequencer);

@@ -422,8 +422,7 @@ int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request)
     return pd_seq_flush_write(seq, feed, request->packs, &request->base.error);
 }
 
-/* The end of the earliest step that a trainer waits for and that is not planned whole; 0 = none. */
-static uint64_t waited_pack(const struct pd_seq_feed *feed)
+uint64_t pd_seq_waited_pack(const struct pd_seq_feed *feed)
 {
     uint64_t earliest = 0;
     for (uint32_t i = 0; i < feed->job_count; i++) {
@@ -450,7 +449,7 @@ static bool may_flush(const struct pd_seq_feed *feed)
 /* When the flush is due, or UINT64_MAX. */
 static uint64_t flush_due(struct pd_seq_feed *feed, uint64_t now_ns)
 {
-    uint64_t pack = may_flush(feed) ? waited_pack(feed) : 0;
+    uint64_t pack = may_flush(feed) ? pd_seq_waited_pack(feed) : 0;
     if (pack == 0) {
         feed->short_since_ns = 0;
         return UINT64_MAX;

@@ -44,9 +44,10 @@ static void feed_free(struct pd_seq_feed *feed)
 {
     pd_planner_free(feed->planner);
     pd_seq_supply_fini(&feed->supply);
+    pd_seq_space_fini(feed);
     pd_buf_fini(&feed->settings);
     for (uint32_t i = 0; i < feed->job_count; i++)
-        free(feed->jobs[i]);
+        pd_seq_job_free(feed->jobs[i]);
     free(feed->jobs);
     free(feed->sources);
     free(feed->lane_ended);
@@ -70,8 +71,9 @@ void pd_seq_state_fini(struct pd_seq_state *state)
 static void carry_job(struct pd_seq_job *to, const struct pd_seq_job *from)
 {
     to->announce = false;
-    to->delivered = from->delivered;
+    pd_seq_job_advance(to, from->delivered);
     to->delivered_known = from->delivered_known;
+    to->loaded_steps = from->loaded_steps;
     to->given_up = from->given_up;
 }
 
@@ -180,7 +182,7 @@ static int load_job(void *ctx, uint32_t number, uint32_t id, struct pd_reader ro
     job->announce = true;
     feed->jobs[feed->job_count++] = job;
     int rc = pd_seq_job_decode(job, row);
-    job->delivered = job->committed;
+    pd_seq_job_advance(job, job->committed);
     return rc;
 }
 
@@ -243,6 +245,16 @@ static int load_planners(struct pd_sequencer *seq, struct planned *planned, uint
     return 0;
 }
 
+/* Whatever is planned may have been delivered before the process began. */
+static void note_loaded(struct pd_seq_feed *feed)
+{
+    feed->loaded_packs = feed->packs;
+    for (uint32_t i = 0; feed->config && i < feed->job_count; i++) {
+        struct pd_job_steps steps = pd_seq_job_steps(feed, feed->jobs[i]);
+        feed->jobs[i]->loaded_steps = pd_job_steps_planned(&steps, feed->packs, true);
+    }
+}
+
 /* A stopped feed keeps what was planned; a replayed one must have come to the same place. */
 static void check_planned(struct pd_sequencer *seq, const struct planned *planned)
 {
@@ -251,11 +263,11 @@ static void check_planned(struct pd_sequencer *seq, const struct planned *planne
         if (feed->planner &&
             (feed->packs != planned[i].packs || feed->plan_digest != planned[i].digest))
             pd_seq_feed_stop(
-                seq, feed, PD_EMISMATCH, "DIVERGED",
+                feed, PD_EMISMATCH, "DIVERGED",
                 "replaying the log does not end where the table of feeds says it does");
         feed->packs = planned[i].packs;
         feed->plan_digest = planned[i].digest;
-        feed->loaded_packs = feed->packs;
+        note_loaded(feed);
     }
 }
 
@@ -281,13 +293,13 @@ static int replay(struct pd_sequencer *seq, struct pd_error *error)
 
 int pd_seq_load(struct pd_sequencer *seq, struct pd_error *error)
 {
-    for (uint32_t i = 0; i < PD_LOG_FEEDS_MAX; i++)
-        atomic_store(&seq->accepts[i], PD_SEQ_ACCEPTS);
     int rc = load_tables(seq, error);
     if (!rc)
         rc = pd_seq_feeds_configure(seq, error);
     if (!rc)
         rc = replay(seq, error);
+    if (!rc)
+        rc = pd_seq_space_load(seq, error);
     for (uint32_t i = 0; i < seq->state.feed_count; i++)
         seq->state.feeds[i]->announce = true;
     return rc;

@@ -100,8 +100,7 @@ static int supply_read(void *ctx, uint32_t lane, struct pd_cursor at, const stru
 
 /* ---- making and stopping ---- */
 
-void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int code,
-                      const char *reason, const char *text)
+void pd_seq_feed_stop(struct pd_seq_feed *feed, int code, const char *reason, const char *text)
 {
     pd_error_set(&feed->stop, code, reason, "feed '%s' plans nothing more: %s", feed->name, text);
     pd_log(PD_LOG_ERROR, "feed_stopped", "feed=%s reason=%s packs=%llu text=\"%s\"", feed->name,
@@ -111,8 +110,6 @@ void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int co
     feed->stopped = true;
     feed->waiting = false;
     feed->announce = true;
-    if (feed->index < PD_LOG_FEEDS_MAX)
-        atomic_store(&seq->accepts[feed->index], PD_SEQ_STOPPED_FEED);
 }
 
 /* What a planner call returned: PD_ENOMEM undoes the group, anything else stops the feed. */
@@ -124,7 +121,7 @@ static int planner_failed(struct pd_sequencer *seq, struct pd_seq_feed *feed, in
         pd_error_set(&error, rc, "NO_MEMORY", "out of memory planning feed '%s'", feed->name);
         return pd_seq_write_failed(seq, rc, &error);
     }
-    pd_seq_feed_stop(seq, feed, rc, rc == PD_ECORRUPT ? "LOG_DAMAGED" : pd_err_name(rc), text);
+    pd_seq_feed_stop(feed, rc, rc == PD_ECORRUPT ? "LOG_DAMAGED" : pd_err_name(rc), text);
     return 0;
 }
 
@@ -267,6 +264,8 @@ int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
     feed->snapshot_packs = 0;
     feed->replay_from = 0;
     int rc = supply_init(seq, feed);
+    if (!rc)
+        rc = pd_seq_space_init(feed);
     if (rc)
         return pd_error_set(error, rc, "NO_MEMORY", "out of memory");
     rc = load_marks(seq, feed, error);
@@ -277,7 +276,7 @@ int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
         return rc;
     if (feed->lowest_pack == 0)
         return pd_planner_new(&feed->config->rules, &feed->planner, error);
-    pd_seq_feed_stop(seq, feed, PD_ECORRUPT, "LOG_DAMAGED",
+    pd_seq_feed_stop(feed, PD_ECORRUPT, "LOG_DAMAGED",
                      "none of its snapshots can be used, and the log before them has been trimmed");
     return 0;
 }
@@ -377,14 +376,17 @@ static int write_pack(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                   .config_digest = feed->config_digest,
                                   .planner_version = PD_PLANNER_VERSION};
     int rc = pd_log_put_pack(seq->log, feed->number, feed->packs - 1, &facts, &seq->body, &error);
+    feed->plan_bytes += pd_log_plan_bytes(&seq->body);
     return rc ? pd_seq_write_failed(seq, rc, &error) : 0;
 }
 
-/* Plans take from what is kept of the log, but leave half of that for commits. */
-static bool log_has_room(struct pd_sequencer *seq)
+/* Plans take from what is kept of the log, and of the feed's share, but leave half of that for
+ * commits. */
+static bool log_has_room(struct pd_sequencer *seq, const struct pd_seq_feed *feed)
 {
-    uint64_t max = seq->config->log_max_bytes;
-    return pd_log_used_now_bytes(seq->log) < max - max / PD_SEQ_RESERVE_PART / 2;
+    uint64_t max = seq->config->log_max_bytes, share = pd_seq_share_bytes(seq, feed);
+    return pd_log_used_now_bytes(seq->log) < max - max / PD_SEQ_RESERVE_PART / 2 &&
+           pd_seq_feed_bytes(feed) < share - share / PD_SEQ_RESERVE_PART / 2;
 }
 
 /* Packs up to `target`; what stopped it before is in the feed's flags. */
@@ -393,7 +395,7 @@ static int make_packs(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64
     int rc = 0;
     feed->log_short = false;
     while (rc == 0 && feed->packs < target) {
-        if (!log_has_room(seq)) {
+        if (!log_has_room(seq, feed)) {
             feed->log_short = true;
             feed->announce = true;
             return 0;
@@ -438,6 +440,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
     int rc = make_packs(seq, feed, target < slice ? target : slice);
     if (rc)
         return rc;
+    pd_seq_space_drawn(feed);
     feed->plan_wanted = feed->log_short || (target > slice && feed->packs == slice);
     if (feed->waiting && (!was_waiting || feed->packs > before))
         feed->waiting_since_wall_ns = pd_clock_wall_ns();
@@ -454,8 +457,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 
 /* ---- replay ---- */
 
-static int diverged(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t packs,
-                    uint64_t digest)
+static int diverged(struct pd_seq_feed *feed, uint64_t packs, uint64_t digest)
 {
     char text[200];
     snprintf(text, sizeof text,
@@ -464,7 +466,7 @@ static int diverged(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
              "the log or this version of the planner is not the one that made them",
              (unsigned long long)packs, (unsigned long long)digest, (unsigned long long)feed->packs,
              (unsigned long long)feed->plan_digest);
-    pd_seq_feed_stop(seq, feed, PD_EMISMATCH, "DIVERGED", text);
+    pd_seq_feed_stop(feed, PD_EMISMATCH, "DIVERGED", text);
     return 0;
 }
 
@@ -480,7 +482,7 @@ static int replay_horizon(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     feed->supply.limit = UINT64_MAX;
     if (rc == PD_EAGAIN || rc == PD_EEND ||
         (rc == 0 && (feed->packs != packs || feed->plan_digest != digest)))
-        return diverged(seq, feed, packs, digest);
+        return diverged(feed, packs, digest);
     return rc ? planner_failed(seq, feed, rc, feed->supply.error.text) : 0;
 }
 

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define ROW_VERSION 1
+#define JOB_VERSION 3    /* 1 had no commit_every, 2 neither world nor skipped steps */
 #define STREAM_VERSION 2 /* 1 ended with `ended` */
 #define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
 
@@ -94,9 +94,10 @@ static void put_spec(struct pd_buf *row, const struct pd_job_spec *spec)
     pd_buf_put_u32(row, spec->accum);
     pd_buf_put_u32(row, spec->segment_multiple);
     pd_buf_put_u8(row, spec->kind == PD_JOB_READER);
+    pd_buf_put_u32(row, spec->commit_every);
 }
 
-static void get_spec(struct pd_reader *row, struct pd_job_spec *spec)
+static void get_spec(struct pd_reader *row, uint8_t version, struct pd_job_spec *spec)
 {
     get_text(row, spec->name, sizeof spec->name);
     spec->step_packs = pd_reader_u32(row);
@@ -105,13 +106,15 @@ static void get_spec(struct pd_reader *row, struct pd_job_spec *spec)
     spec->accum = pd_reader_u32(row);
     spec->segment_multiple = pd_reader_u32(row);
     spec->kind = pd_reader_u8(row) ? PD_JOB_READER : PD_JOB_TRAINER;
+    if (version > 1)
+        spec->commit_every = pd_reader_u32(row);
     if (spec->step_packs == 0)
         row->failed = true;
 }
 
 void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
 {
-    pd_buf_put_u8(row, ROW_VERSION);
+    pd_buf_put_u8(row, JOB_VERSION);
     put_spec(row, &job->spec);
     pd_buf_put_u64(row, job->generation);
     pd_buf_put_u64(row, job->first_pack);
@@ -125,13 +128,16 @@ void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
         pd_buf_put_u64(row, job->commits[i].step);
         pd_buf_put_u64(row, job->commits[i].wall_ns);
     }
+    pd_buf_put_u64(row, job->world);
+    pd_step_ranges_encode(&job->skipped, row);
 }
 
 int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
 {
-    if (pd_reader_u8(&row) != ROW_VERSION)
+    uint8_t version = pd_reader_u8(&row);
+    if (version < 1 || version > JOB_VERSION)
         return PD_ECORRUPT;
-    get_spec(&row, &job->spec);
+    get_spec(&row, version, &job->spec);
     job->generation = pd_reader_u64(&row);
     job->first_pack = pd_reader_u64(&row);
     job->world_first_step = pd_reader_u64(&row);
@@ -148,7 +154,9 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
         job->commits[i].step = pd_reader_u64(&row);
         job->commits[i].wall_ns = pd_reader_u64(&row);
     }
-    return row_done(&row);
+    job->world = version > 2 ? pd_reader_u64(&row) : job->generation;
+    int rc = version > 2 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
+    return rc ? rc : row_done(&row);
 }
 
 /* ---- feeds ---- */

@@ -7,7 +7,9 @@
  *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
  *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
+ *   sequencer_skip.c      SkipSteps
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
+ *   sequencer_space.c     bytes in the log, who may add to them, what is done when they run out
  *   sequencer_trim.c      what jobs hold, and deleting the rest
  *   sequencer_rows.c      rows of the tables: encode and decode
  *   sequencer_status.c    copies for Status, progress for serve
@@ -21,6 +23,7 @@
 #include "server/job_steps.h"
 #include "server/log_writer.h"
 #include "server/sequencer.h"
+#include "server/step_ranges.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,7 +63,9 @@ struct pd_seq_job {
     struct pd_job_spec spec;
     uint64_t generation, first_pack;
     uint64_t world_first_step; /* where the ranks of the current token began */
-    uint64_t committed;        /* next step after the last commit; 0 = none */
+    uint64_t world;            /* the generation it began with; SkipSteps raises generation alone */
+    struct pd_step_ranges skipped;
+    uint64_t committed;                              /* next step after the last commit; 0 = none */
     char tokens[PD_SEQ_TOKENS_MAX][PD_NAME_MAX + 1]; /* oldest first; the last is the current one */
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
@@ -70,6 +75,7 @@ struct pd_seq_job {
     uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    uint64_t loaded_steps; /* of its world, planned when the log was read: delivered, perhaps */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
 };
@@ -89,6 +95,18 @@ struct pd_seq_supply {
 /* A snapshot in the log. */
 struct pd_seq_mark {
     uint64_t position, packs;
+};
+
+/* Neighbouring blocks of a lane that the planner has not drawn from. */
+struct pd_seq_chunk {
+    uint64_t last; /* position of the last one */
+    uint64_t bytes, samples;
+};
+struct pd_seq_lane {
+    uint64_t bytes; /* of its blocks in the log */
+    uint64_t unplanned_bytes, unplanned_samples;
+    struct pd_seq_chunk *chunks; /* oldest first: `count` from `first` on */
+    uint32_t first, count, capacity;
 };
 
 struct pd_seq_feed {
@@ -117,7 +135,11 @@ struct pd_seq_feed {
     uint64_t records_trimmed; /* its records below are gone */
     uint64_t snapshot_bytes;  /* of the newest */
     bool trim_wanted, trimming;
-    bool stalled; /* told */
+    /* space */
+    struct pd_seq_lane *lanes; /* NULL: not in the configuration */
+    uint64_t plan_bytes;
+    bool stalled, hopeless; /* told */
+    bool flush_wanted;      /* packs from a short window are the only way on */
     /* planning */
     struct pd_planner *planner;
     struct pd_seq_supply supply;
@@ -147,9 +169,16 @@ struct pd_seq_state {
 /* What a group adds to the metrics once it is committed. */
 struct pd_seq_counts {
     uint64_t blocks, samples, tokens, bytes, duplicates, packs;
+    uint64_t skipped_by_operator, skipped_by_violation; /* steps */
 };
 
-enum pd_seq_accept { PD_SEQ_ACCEPTS, PD_SEQ_STOPPED_FEED };
+/* What the other threads see of a feed's space. */
+struct pd_seq_door {
+    _Atomic uint8_t *accepts; /* enum pd_seq_accept, by lane */
+    uint32_t lane_count;
+    _Atomic bool full;
+    struct pd_stall stall; /* under stall_mutex; job "" = none */
+};
 
 struct pd_sequencer {
     uint32_t magic;
@@ -167,10 +196,9 @@ struct pd_sequencer {
     uint64_t next_timer_ns; /* monotonic; UINT64_MAX = none */
     uint32_t commits;
     /* any thread */
-    _Atomic int accepts[PD_LOG_FEEDS_MAX];
+    struct pd_seq_door doors[PD_FEEDS_MAX]; /* by index */
     _Atomic bool disk_full;
     pthread_mutex_t stall_mutex;
-    struct pd_stall stalls[PD_FEEDS_MAX]; /* by index; job "" = none */
     uint64_t disk_full_since_ns;
     /* mailbox */
     pthread_t thread;
@@ -237,6 +265,8 @@ int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request);
 /* Writes a Flush and tells the planner. */
 int pd_seq_flush_write(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t packs,
                        struct pd_error *error);
+/* The end of the earliest step that a trainer waits for and that is not planned whole; 0 = none. */
+uint64_t pd_seq_waited_pack(const struct pd_seq_feed *feed);
 /* After a stream has ended: ends its lane, and the feed where all expected streams have. */
 int pd_seq_feed_check_end(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint32_t lane,
                           struct pd_error *error);
@@ -251,6 +281,17 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
 int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);
 int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request);
 int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request);
+/* The job of a request by names; PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_JOB. */
+int pd_seq_job_named(struct pd_sequencer *seq, const char *feed_name, const char *name,
+                     struct pd_seq_feed **feed, struct pd_seq_job **job,
+                     struct pd_error *error) PD_MUST_CHECK;
+/* Its ranks have what is below `step`, and whatever behind it is left out. */
+void pd_seq_job_advance(struct pd_seq_job *job, uint64_t step);
+void pd_seq_job_free(struct pd_seq_job *job);
+
+/* ---- sequencer_skip.c ---- */
+
+int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
 
 /* ---- sequencer_planning.c ---- */
 
@@ -269,8 +310,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed);
 int pd_seq_snapshot(struct pd_sequencer *seq, struct pd_seq_feed *feed);
 uint64_t pd_seq_horizon(const struct pd_seq_feed *feed);
 /* Plans nothing more of this feed, loudly. */
-void pd_seq_feed_stop(struct pd_sequencer *seq, struct pd_seq_feed *feed, int code,
-                      const char *reason, const char *text);
+void pd_seq_feed_stop(struct pd_seq_feed *feed, int code, const char *reason, const char *text);
 void pd_seq_supply_fini(struct pd_seq_supply *supply);
 
 /* How a snapshot begins; `floors` is at lane_count numbers, `planner` behind them. PD_ECORRUPT. */
@@ -281,6 +321,36 @@ struct pd_seq_snapshot_start {
 };
 int pd_seq_snapshot_start(struct pd_reader *reader,
                           struct pd_seq_snapshot_start *start) PD_MUST_CHECK;
+
+/* ---- sequencer_space.c ---- */
+
+int pd_seq_space_start(struct pd_sequencer *seq) PD_MUST_CHECK;
+void pd_seq_space_stop(struct pd_sequencer *seq);
+int pd_seq_space_init(struct pd_seq_feed *feed) PD_MUST_CHECK;
+void pd_seq_space_fini(struct pd_seq_feed *feed);
+/* Counts what is in the log; the planners are where they were. */
+int pd_seq_space_load(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
+/* A block has been appended; its lane has been drawn from; a block has been deleted. */
+int pd_seq_space_add(const struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                     const struct pd_log_block_facts *block) PD_MUST_CHECK;
+void pd_seq_space_drawn(struct pd_seq_feed *feed);
+void pd_seq_space_freed(void *seq, const struct pd_log_block_facts *block);
+/* Whether there is room for the block; PD_EFULL LOG_FULL. */
+int pd_seq_space_check(struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                       const struct pd_block *block, struct pd_error *error) PD_MUST_CHECK;
+uint64_t pd_seq_feed_bytes(const struct pd_seq_feed *feed);
+uint64_t pd_seq_unplanned_bytes(const struct pd_seq_feed *feed);
+/* What the feed may use of its share: a slice is kept for plans, ends, commits and trims. */
+uint64_t pd_seq_room_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
+/* Whether the job's steps fit into what may be held, half of the room: those that are there
+ * together (PD_ELIMIT STEP_TOO_LARGE), and those between two commits (COMMIT_TOO_RARE). By the tokens
+ * of full packs; samples with labels, tensors or long heads hold more. */
+int pd_seq_job_fits(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                    const struct pd_job_spec *spec, struct pd_error *error) PD_MUST_CHECK;
+/* After each commit: who may add from now on, and what to do where nobody can. */
+void pd_seq_space_tell(struct pd_sequencer *seq);
+/* Writes the flushes that are due for lack of space. */
+int pd_seq_space_flush(struct pd_sequencer *seq);
 
 /* ---- sequencer_trim.c ---- */
 
@@ -299,13 +369,14 @@ uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_
 /* The trainer that holds most; NULL: none. */
 struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed);
 /* Log bytes that the job holds, and that a step of it takes: means. */
-void pd_seq_job_held(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
-                     const struct pd_seq_job *job, uint64_t *bytes_held, uint64_t *bytes_per_step);
+void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                     uint64_t *bytes_held, uint64_t *bytes_per_step);
 /* With the log full: a feed that waits for samples, and whose slowest job has committed all it has
  * received, keeps that last commit only, loudly; else its trainer and its producers would wait for
  * each other for good. */
 void pd_seq_give_up_commits(struct pd_seq_feed *feed);
-/* Whether a commit of the feed's slowest job would free space; *stall says which. */
+/* Whether a commit of the feed's slowest job, or of one that is configured and has not come, would
+ * free space; *stall says which. */
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      struct pd_stall *stall);
 

@@ -61,18 +61,18 @@ static void name_wanted(const struct pd_sequencer *seq, const struct pd_seq_feed
 void pd_seq_progress(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      struct pd_feed_progress *progress)
 {
-    *progress = (struct pd_feed_progress){.packs_planned = feed->packs,
-                                          .ended = feed->ended,
-                                          .waiting = feed->waiting,
-                                          .want = feed->want,
-                                          .waiting_since_ns =
-                                              feed->waiting ? feed->waiting_since_wall_ns : 0,
-                                          .streams_open = feed->stream_count - feed->streams_ended,
-                                          .streams_ended = feed->streams_ended,
-                                          .end_declared = feed->end_declared,
-                                          .at_horizon = feed->packs >= pd_seq_horizon(feed),
-                                          .log_full = feed->log_short || pd_sequencer_log_full(seq),
-                                          .stopped = feed->stopped};
+    *progress = (struct pd_feed_progress){
+        .packs_planned = feed->packs,
+        .ended = feed->ended,
+        .waiting = feed->waiting,
+        .want = feed->want,
+        .waiting_since_ns = feed->waiting ? feed->waiting_since_wall_ns : 0,
+        .streams_open = feed->stream_count - feed->streams_ended,
+        .streams_ended = feed->streams_ended,
+        .end_declared = feed->end_declared,
+        .at_horizon = feed->packs >= pd_seq_horizon(feed),
+        .log_full = feed->log_short || pd_sequencer_feed_full(seq, feed->index),
+        .stopped = feed->stopped};
     if (feed->stopped)
         memcpy(progress->stop_reason, feed->stop.reason, sizeof progress->stop_reason);
     if (feed->waiting)
@@ -114,8 +114,52 @@ static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_fe
     return 0;
 }
 
-static int copy_jobs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
-                     struct pd_feed_status *status)
+static const char *lane_name(const struct pd_seq_feed *feed, uint32_t lane)
+{
+    if (feed->config->rules.merge == PD_MERGE_ORDERED)
+        return feed->config->streams[lane];
+    return feed->config->source_count > 0 ? feed->config->sources[lane].name : "feed";
+}
+
+static void copy_lane(const struct pd_seq_feed *feed, uint32_t lane, struct pd_lane_status *status)
+{
+    const struct pd_seq_lane *space = &feed->lanes[lane];
+    const struct pd_block_head *head = &feed->supply.lanes[lane];
+    struct pd_lane_view view = {0};
+    snprintf(status->name, sizeof status->name, "%s", lane_name(feed, lane));
+    if (feed->planner)
+        pd_planner_lane(feed->planner, lane, &view);
+    status->weight = feed->config->source_count > 0 ? view.weight : 0;
+    status->pass = view.pass;
+    status->deficit = view.deficit;
+    status->ended = view.ended;
+    status->unplanned_bytes = space->unplanned_bytes;
+    /* The block that the planner is in counts by what it has not taken yet. */
+    bool inside = head->count > 0 && head->position == view.cursor.block && view.pass == 0;
+    uint64_t left = inside && view.cursor.index > 0 && view.cursor.index < head->count
+                        ? head->count - view.cursor.index
+                        : 0;
+    status->drawn = status->samples - space->unplanned_samples - left;
+}
+
+static int copy_lanes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
+                      struct pd_feed_status *status)
+{
+    status->lanes = calloc(feed->lane_count, sizeof *status->lanes);
+    if (!status->lanes)
+        return PD_ENOMEM;
+    status->lane_count = feed->lane_count;
+    for (uint32_t i = 0; i < seq->state.stream_count; i++) {
+        const struct pd_seq_stream *stream = seq->state.streams[i];
+        if (stream->feed == feed->number)
+            status->lanes[stream->lane].samples += stream->next_seq;
+    }
+    for (uint32_t i = 0; i < feed->lane_count; i++)
+        copy_lane(feed, i, &status->lanes[i]);
+    return 0;
+}
+
+static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *status)
 {
     status->jobs = calloc(feed->job_count ? feed->job_count : 1, sizeof *status->jobs);
     if (!status->jobs)
@@ -131,7 +175,7 @@ static int copy_jobs(const struct pd_sequencer *seq, const struct pd_seq_feed *f
         copy->delivered = job->delivered;
         copy->first_pack = job->first_pack;
         copy->lowest_step = pd_seq_lowest_step(feed, job);
-        pd_seq_job_held(seq, feed, job, &copy->bytes_held, &copy->bytes_per_step);
+        pd_seq_job_held(feed, job, &copy->bytes_held, &copy->bytes_per_step);
         if (job->commit_count > 0)
             copy->committed_wall_ns = job->commits[job->commit_count - 1].wall_ns;
     }
@@ -161,8 +205,12 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
         status->oldest_wall_ns =
             pd_arrivals_time(&feed->arrivals, pd_planner_oldest_block(feed->planner));
     }
-    int rc = copy_streams(&seq->state, feed, status);
-    return rc ? rc : copy_jobs(seq, feed, status);
+    status->log_bytes = pd_seq_feed_bytes(feed);
+    status->unplanned_bytes = pd_seq_unplanned_bytes(feed);
+    int rc = copy_lanes(seq, feed, status);
+    if (!rc)
+        rc = copy_streams(&seq->state, feed, status);
+    return rc ? rc : copy_jobs(feed, status);
 }
 
 int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request)
@@ -188,6 +236,7 @@ int pd_seq_status(struct pd_sequencer *seq, struct pd_request_status *request)
 void pd_status_fini(struct pd_request_status *status)
 {
     for (uint32_t i = 0; i < status->feed_count; i++) {
+        free(status->feeds[i].lanes);
         free(status->feeds[i].streams);
         free(status->feeds[i].jobs);
     }

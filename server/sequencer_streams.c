@@ -328,20 +328,6 @@ static int check_order(const struct pd_seq_stream *stream, const struct pd_seq_f
     return 0;
 }
 
-static int check_space(struct pd_sequencer *seq, const struct pd_block *block,
-                       struct pd_error *error)
-{
-    uint64_t max = seq->config->log_max_bytes;
-    uint64_t limit = max - max / PD_SEQ_RESERVE_PART;
-    uint64_t used = pd_log_used_now_bytes(seq->log), need = pd_log_block_bytes(block);
-    if (used + need <= limit)
-        return 0;
-    return pd_error_set(
-        error, PD_EFULL, "LOG_FULL",
-        "the log is full: %llu of %llu bytes are used and the block needs %llu more",
-        (unsigned long long)used, (unsigned long long)limit, (unsigned long long)need);
-}
-
 /* The feed's count for this reason; the last place is for all that came when the others were
  * taken. */
 static uint64_t *refusal_place(struct pd_seq_feed *feed, const char *reason)
@@ -422,7 +408,7 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
     head->first_index = (uint32_t)(stream->next_seq - head->first_seq);
     int rc = check_block(request->block, stream, error);
     if (!rc)
-        rc = check_space(seq, request->block, error);
+        rc = pd_seq_space_check(seq, feed, request->block, error);
     if (rc)
         return rc;
     rc = pd_log_append_block(seq->log, request->block, error);
@@ -431,7 +417,17 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
     count_duplicates(seq, stream, request, head->first_index);
     count_refusals(feed, request, head->first_index);
     count_samples(seq, stream, feed, head);
-    stream->log_bytes += pd_log_block_bytes(request->block);
+    struct pd_log_block_facts facts = {.position = head->position,
+                                       .held_bytes = pd_log_block_held_bytes(request->block),
+                                       .lane = stream->lane,
+                                       .count = head->count,
+                                       .first_index = head->first_index};
+    rc = pd_seq_space_add(seq, feed, &facts);
+    if (rc) {
+        pd_error_set(error, rc, "NO_MEMORY", "out of memory");
+        return pd_seq_write_failed(seq, rc, error);
+    }
+    stream->log_bytes += facts.held_bytes;
     feed->dirty = feed->dirty || !feed->has_data;
     feed->has_data = true;
     feed->plan_wanted = true;

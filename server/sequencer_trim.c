@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* The newest snapshots stay whatever is committed: a damaged one must not be the end. */
@@ -30,10 +31,7 @@
 
 uint64_t pd_seq_share_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
 {
-    uint64_t shares = 0;
-    for (uint32_t i = 0; i < seq->config->feed_count; i++)
-        shares += seq->config->feeds[i].log_share;
-    return seq->config->log_max_bytes / shares * feed->config->log_share;
+    return pd_config_feed_bytes(seq->config, feed->config);
 }
 
 uint64_t pd_seq_snapshot_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
@@ -155,12 +153,20 @@ struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed)
     return slowest;
 }
 
-/* The lowest pack that must stay. */
-static uint64_t floor_pack(const struct pd_seq_feed *feed)
+/* A job of the configuration that has not come yet: it holds what there is. NULL: none. */
+static const char *awaited_job(const struct pd_seq_feed *feed)
 {
     for (uint32_t i = 0; i < feed->config->job_count; i++)
         if (!job_known(feed, feed->config->jobs[i].name))
-            return feed->lowest_pack; /* it has not come yet: holds what there is */
+            return feed->config->jobs[i].name;
+    return NULL;
+}
+
+/* The lowest pack that must stay. */
+static uint64_t floor_pack(const struct pd_seq_feed *feed)
+{
+    if (awaited_job(feed))
+        return feed->lowest_pack;
     const struct pd_seq_job *slowest = pd_seq_slowest_job(feed);
     return slowest ? job_floor_pack(feed, slowest) : feed->lowest_pack;
 }
@@ -177,17 +183,20 @@ static uint32_t mark_at(const struct pd_seq_feed *feed, uint64_t pack)
     return UINT32_MAX;
 }
 
-static void raise_floor(struct pd_seq_feed *feed)
+static int raise_floor(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 {
+    struct pd_error error = {0};
     uint32_t mark = mark_at(feed, floor_pack(feed));
     feed->trim_wanted = false;
     if (mark == UINT32_MAX || feed->marks[mark].packs <= feed->lowest_pack)
-        return;
+        return 0;
     feed->lowest_pack = feed->marks[mark].packs;
     feed->dirty = true;
     feed->trimming = true;
     for (uint32_t i = 0; i < feed->job_count; i++)
         feed->jobs[i]->announce = true;
+    int rc = pd_log_put_lowest_pack(seq->log, feed->number, feed->lowest_pack, &error);
+    return rc ? pd_seq_write_failed(seq, rc, &error) : 0;
 }
 
 /* ---- then: deleting ---- */
@@ -217,10 +226,12 @@ static int read_floors(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint3
 static int delete_some(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint32_t mark,
                        const uint64_t *floors, struct pd_error *error)
 {
-    uint64_t budget = PD_SEQ_TRIM_BYTES;
-    int rc = pd_log_trim_plans(seq->log, feed->number, feed->lowest_pack, &budget, error);
+    uint64_t budget = PD_SEQ_TRIM_BYTES, freed = 0;
+    int rc = pd_log_trim_plans(seq->log, feed->number, feed->lowest_pack, &budget, &freed, error);
+    feed->plan_bytes -= freed < feed->plan_bytes ? freed : feed->plan_bytes;
     for (uint32_t lane = 0; !rc && lane < feed->lane_count; lane++)
-        rc = pd_log_trim_lane(seq->log, feed->number, lane, floors[lane], &budget, error);
+        rc = pd_log_trim_lane(seq->log, feed->number, lane, floors[lane], &budget,
+                              pd_seq_space_freed, seq, error);
     if (!rc)
         rc = pd_log_trim_records(seq->log, feed->number, &feed->records_trimmed,
                                  feed->marks[mark].position, &budget, error);
@@ -273,7 +284,9 @@ int pd_seq_trim(struct pd_sequencer *seq)
         if (rc)
             return rc;
         if (feed->trim_wanted && !feed->trimming)
-            raise_floor(feed);
+            rc = raise_floor(seq, feed);
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -296,18 +309,16 @@ void pd_seq_give_up_commits(struct pd_seq_feed *feed)
 }
 
 /* Log bytes a pack stands for, a mean over what is held. */
-static uint64_t pack_bytes(const struct pd_sequencer *seq)
+static uint64_t pack_bytes(const struct pd_seq_feed *feed)
 {
-    uint64_t packs = 0;
-    for (uint32_t i = 0; i < seq->state.feed_count; i++)
-        packs += seq->state.feeds[i]->packs - seq->state.feeds[i]->lowest_pack;
-    return packs ? pd_log_used_bytes(seq->log) / packs : 0;
+    uint64_t packs = feed->packs - feed->lowest_pack;
+    return packs ? (pd_seq_feed_bytes(feed) - pd_seq_unplanned_bytes(feed)) / packs : 0;
 }
 
-void pd_seq_job_held(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
-                     const struct pd_seq_job *job, uint64_t *bytes_held, uint64_t *bytes_per_step)
+void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
+                     uint64_t *bytes_held, uint64_t *bytes_per_step)
 {
-    uint64_t from = job_floor_pack(feed, job), bytes = pack_bytes(seq);
+    uint64_t from = job_floor_pack(feed, job), bytes = pack_bytes(feed);
     *bytes_per_step = bytes * job->spec.step_packs;
     *bytes_held =
         job->spec.kind == PD_JOB_TRAINER && feed->packs > from ? (feed->packs - from) * bytes : 0;
@@ -317,16 +328,21 @@ bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *f
                      struct pd_stall *stall)
 {
     const struct pd_seq_job *job = pd_seq_slowest_job(feed);
-    uint64_t max = seq->config->log_max_bytes;
+    const char *awaited = awaited_job(feed);
     *stall = (struct pd_stall){0};
-    if (!job || feed->trimming || job->delivered <= pd_seq_job_floor_step(feed, job))
+    if (feed->trimming ||
+        (!awaited && (!job || job->delivered <= pd_seq_job_floor_step(feed, job))))
         return false;
-    memcpy(stall->feed, feed->name, sizeof stall->feed);
-    memcpy(stall->job, job->spec.name, sizeof stall->job);
-    stall->first_step = pd_seq_job_floor_step(feed, job);
-    pd_seq_job_held(seq, feed, job, &stall->bytes_held, &stall->bytes_per_step);
-    stall->bytes_max = max - max / PD_SEQ_RESERVE_PART;
-    uint64_t used = pd_log_used_bytes(seq->log);
+    snprintf(stall->feed, sizeof stall->feed, "%s", feed->name);
+    snprintf(stall->job, sizeof stall->job, "%s", awaited ? awaited : job->spec.name);
+    if (awaited) {
+        stall->bytes_held = (feed->packs - feed->lowest_pack) * pack_bytes(feed);
+    } else {
+        stall->first_step = pd_seq_job_floor_step(feed, job);
+        pd_seq_job_held(feed, job, &stall->bytes_held, &stall->bytes_per_step);
+    }
+    stall->bytes_max = pd_seq_room_bytes(seq, feed);
+    uint64_t used = pd_seq_feed_bytes(feed);
     stall->bytes_left = used < stall->bytes_max ? stall->bytes_max - used : 0;
     return true;
 }

@@ -52,9 +52,13 @@ uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool)
     return bytes;
 }
 
-int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, struct pd_error *error)
+int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint64_t window_bytes_max,
+                   struct pd_error *error)
 {
     *credit = (struct pd_credit){.pool = pool};
+    credit->window_bytes_max = min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
+    if (credit->window_bytes_max < PD_CREDIT_WINDOW_MIN)
+        credit->window_bytes_max = PD_CREDIT_WINDOW_MIN;
     pthread_mutex_lock(&pool->lock);
     bool taken = pool->calls < pool->calls_max;
     if (taken)
@@ -126,7 +130,7 @@ static uint64_t window_target(struct pd_credit *credit)
                min_u64(PD_CREDIT_WINDOW_MIN, left > half ? (left - half) / SHARE : 0);
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
-        credit->window_bytes = min_u64(credit->window_bytes * 2, PD_CREDIT_WINDOW_MAX);
+        credit->window_bytes = min_u64(credit->window_bytes * 2, credit->window_bytes_max);
     return pool->floor_bytes + min_u64(credit->window_bytes, (left + mine) / SHARE);
 }
 

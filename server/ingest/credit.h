@@ -46,7 +46,7 @@ struct pd_credit_pool {
 struct pd_credit {
     struct pd_credit_pool *pool;
     uint64_t granted_bytes, used_bytes, released_bytes;
-    uint64_t window_bytes;
+    uint64_t window_bytes, window_bytes_max;
 };
 
 /* calls_max >= 1. The floors take a quarter of max_bytes; the block part is half of it, at most
@@ -58,8 +58,9 @@ void pd_credit_pool_fini(struct pd_credit_pool *pool);
 uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool);
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
-/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. */
-int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool,
+/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. The call's window grows up to `window_bytes_max`,
+ * within PD_CREDIT_WINDOW_MIN and _MAX. */
+int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint64_t window_bytes_max,
                    struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */
 void pd_credit_close(struct pd_credit *credit);

@@ -230,14 +230,13 @@ static void tell_waiting(struct fetch *fetch, const struct pd_wait_info *info)
     struct pd_waiting waiting;
     struct pd_stall stall;
     struct pd_sequencer *sequencer = fetch->call.thread->rpc->options.sequencer;
-    const char *why;
 
     if (fetch->told.reason == PD_WAIT_NONE)
         fetch->wait_since_wall_ns = info->since_ns ? info->since_ns : pd_clock_wall_ns();
     pd_waiting_make(&waiting, info, fetch->key.micro, fetch->call.thread->rpc->incarnation);
     waiting.message.since_unix_ms = fetch->wait_since_wall_ns / 1000000u;
     if ((info->reason == PD_WAIT_SAMPLES || info->reason == PD_WAIT_LOG_FULL) &&
-        !pd_sequencer_accepts(sequencer, fetch->key.feed_index, &why) &&
+        pd_sequencer_feed_full(sequencer, fetch->key.feed_index) &&
         pd_sequencer_stall(sequencer, fetch->key.feed_index, &stall))
         pd_waiting_make_commit(&waiting, &stall);
     response.what_case = PACKD__V1__FETCH_RESPONSE__WHAT_WAITING;
@@ -486,6 +485,7 @@ static void advance(struct fetch *fetch)
         if (pd_call_is_over(call))
             return;
     }
+    pd_serve_pass_skipped(call->thread->rpc->options.serve, &fetch->key);
     if (fetch->has_last_step && fetch->key.step > fetch->last_step) {
         pd_call_finish(call);
         return;

@@ -10,6 +10,7 @@
 
 #define BLOCK_SAMPLES_MAX 16384
 #define TEXT_MAX 255
+#define LANE_WINDOW_PART 4
 
 static void set_rules(struct push *push, const Packd__V1__Hello *hello)
 {
@@ -26,6 +27,12 @@ static void set_rules(struct push *push, const Packd__V1__Hello *hello)
         .block_samples_max = BLOCK_SAMPLES_MAX,
         .check_shifted = feed->check_shifted_labels && !hello->allow_shifted_looking_labels,
     };
+}
+
+/* Credit that nobody can take back should not be most of what the lane may have in the log. */
+static uint64_t window_bytes(const struct push *push)
+{
+    return pd_config_lane_bytes(push_rpc(push)->options.config, push->feed) / LANE_WINDOW_PART;
 }
 
 static int check_hello(struct push *push, const Packd__V1__Hello *hello, const char *feed,
@@ -108,7 +115,8 @@ void push_take_hello(struct push *push, const Packd__V1__Hello *hello)
                pd_name_copy(request->stream, "stream", hello->stream, &error) != 0 ||
                pd_name_copy(request->source, "source", source, &error) != 0 ||
                check_hello(push, hello, request->feed, &error) != 0 ||
-               pd_credit_open(&push->credit, &push_rpc(push)->credit, &error) != 0) {
+               pd_credit_open(&push->credit, &push_rpc(push)->credit, window_bytes(push), &error) !=
+                   0) {
         pd_call_fail(&push->call, &error);
     } else {
         set_rules(push, hello);

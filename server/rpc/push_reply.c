@@ -14,6 +14,32 @@
 
 /* ---- credit ---- */
 
+/* Whether the log takes more of this lane; else why and why_text say it. A block that has begun is
+ * completed although its lane has had its share: others wait behind it. */
+static bool lane_takes(struct push *push)
+{
+    struct pd_sequencer *sequencer = push_rpc(push)->options.sequencer;
+
+    switch (pd_sequencer_accepts(sequencer, push->feed_index, push->lane, &push->why_text)) {
+    case PD_SEQ_ACCEPTS:
+        return true;
+    case PD_SEQ_LANE_SHARE:
+        push->why = PACKD__V1__LOG_STATE__LOG_LANE_SHARE;
+        return push_rest(push) > 0;
+    case PD_SEQ_STOPPED_FEED:
+        push->why = PACKD__V1__LOG_STATE__LOG_HALTED;
+        return false;
+    case PD_SEQ_LOG_FULL:
+        break;
+    }
+    push->why = PACKD__V1__LOG_STATE__LOG_FULL;
+    if (pd_sequencer_stall(sequencer, push->feed_index, &push->stall)) {
+        push->why = PACKD__V1__LOG_STATE__LOG_STALLED;
+        push->why_text = "the log is full of steps that a job has not committed";
+    }
+    return false;
+}
+
 bool push_grant(struct push *push)
 {
     struct pd_rpc *rpc = push_rpc(push);
@@ -25,13 +51,7 @@ bool push_grant(struct push *push)
     if (atomic_load(&rpc->draining)) {
         push->why = PACKD__V1__LOG_STATE__LOG_DRAINING;
         push->why_text = "the server is going down";
-    } else if (!pd_sequencer_accepts(rpc->options.sequencer, push->feed_index, &push->why_text)) {
-        push->why = PACKD__V1__LOG_STATE__LOG_FULL;
-        if (pd_sequencer_stall(rpc->options.sequencer, push->feed_index, &push->stall)) {
-            push->why = PACKD__V1__LOG_STATE__LOG_STALLED;
-            push->why_text = "the log is full of steps that a job has not committed";
-        }
-    } else {
+    } else if (lane_takes(push)) {
         grew = pd_credit_grant(&push->credit, push_rest(push));
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
             push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
@@ -48,6 +68,10 @@ static const char *throttle_word(Packd__V1__LogState why)
         return "log_full";
     case PACKD__V1__LOG_STATE__LOG_STALLED:
         return "log_stalled";
+    case PACKD__V1__LOG_STATE__LOG_LANE_SHARE:
+        return "lane_share";
+    case PACKD__V1__LOG_STATE__LOG_HALTED:
+        return "halted";
     case PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY:
         return "ingest_memory";
     case PACKD__V1__LOG_STATE__LOG_DRAINING:

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define STREAMS_MAX 1000
+#define LANES_MAX 256
 
 /* One answer in the making. */
 struct report {
@@ -75,6 +76,8 @@ static void fill_serving(struct report *report, Packd__V1__JobStatus *out, uint3
     out->batches_served = view.totals.batches;
     out->bytes_served = view.totals.bytes;
     out->ready_batches = view.ready_batches;
+    out->skipped = pd_skipped_fill(&report->arena, report->rpc->options.serve, feed_index, job_id,
+                                   0, &out->n_skipped);
     fill_ranks(report, out, &view);
     free(view.ranks);
 }
@@ -197,13 +200,32 @@ static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out,
         ingest->blocks += stream->blocks;
         ingest->duplicates += stream->duplicates;
         out->streams_ended += stream->ended;
-        out->log_bytes += stream->log_bytes;
     }
     fill_rejects(report, ingest, feed);
     ingest->cut = feed->planner.truncated_samples;
     ingest->split = feed->planner.split_samples;
     ingest->skipped = feed->planner.skipped_samples;
     out->ingest = ingest;
+}
+
+static void fill_lanes(struct report *report, Packd__V1__FeedStatus *out,
+                       const struct pd_feed_status *feed)
+{
+    out->lanes = pd_arena_take(&report->arena, (feed->lane_count + 1) * sizeof(*out->lanes));
+    for (uint32_t i = 0; i < feed->lane_count && i < LANES_MAX; i++) {
+        const struct pd_lane_status *from = &feed->lanes[i];
+        Packd__V1__LaneStatus *lane = pd_arena_take(&report->arena, sizeof(*lane));
+        packd__v1__lane_status__init(lane);
+        lane->name = (char *)from->name;
+        lane->weight = from->weight;
+        lane->deficit = from->deficit;
+        lane->position = from->drawn;
+        lane->end = from->samples;
+        lane->epoch = from->pass;
+        lane->ended = from->ended;
+        lane->unplanned_bytes = from->unplanned_bytes;
+        out->lanes[out->n_lanes++] = lane;
+    }
 }
 
 static void fill_serving_of_feed(struct report *report, Packd__V1__FeedStatus *out, uint32_t index)
@@ -258,6 +280,8 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->packed_samples = feed->planner.samples;
     out->packed_tokens = feed->planner.real_tokens;
     fill_ingest(report, out, feed);
+    fill_lanes(report, out, feed);
+    out->log_bytes = feed->log_bytes;
     if (report->wire->streams)
         fill_streams(report, out, feed);
     if (!config)
@@ -305,6 +329,26 @@ static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
     out->fetch_calls = atomic_load(&rpc->fetch_calls);
 }
 
+/* Of the feeds that are full. */
+static void fill_stalls(struct report *report, Packd__V1__LogStatus *out,
+                        const struct pd_request_status *status)
+{
+    const struct pd_rpc_options *options = &report->rpc->options;
+
+    out->stalls = pd_arena_take(&report->arena, (status->feed_count + 1) * sizeof(*out->stalls));
+    for (uint32_t i = 0; i < status->feed_count; i++) {
+        uint32_t index = 0;
+        struct pd_stall *stall = pd_arena_take(&report->arena, sizeof(*stall));
+        if (!pd_config_feed(options->config, status->feeds[i].name, &index) ||
+            !pd_sequencer_feed_full(options->sequencer, index) ||
+            !pd_sequencer_stall(options->sequencer, index, stall))
+            continue;
+        out->stalls[out->n_stalls] = pd_arena_take(&report->arena, sizeof(**out->stalls));
+        pd_waiting_stall(out->stalls[out->n_stalls++], stall);
+        out->state = PACKD__V1__LOG_STATE__LOG_STALLED;
+    }
+}
+
 static void fill_log(struct report *report, Packd__V1__StatusResponse *out,
                      const struct pd_request_status *status)
 {
@@ -317,9 +361,14 @@ static void fill_log(struct report *report, Packd__V1__StatusResponse *out,
     out->log->records = status->records;
     out->log->state = pd_sequencer_log_full(options->sequencer) ? PACKD__V1__LOG_STATE__LOG_FULL
                                                                 : PACKD__V1__LOG_STATE__LOG_OK;
-    for (uint32_t i = 0; i < status->feed_count; i++)
-        if (status->feeds[i].snapshot_packs > out->log->snapshot_pack)
-            out->log->snapshot_pack = status->feeds[i].snapshot_packs;
+    for (uint32_t i = 0; i < status->feed_count; i++) {
+        const struct pd_feed_status *feed = &status->feeds[i];
+        out->log->planned_held_bytes += feed->log_bytes - feed->unplanned_bytes;
+        out->log->unplanned_bytes += feed->unplanned_bytes;
+        if (feed->snapshot_packs > out->log->snapshot_pack)
+            out->log->snapshot_pack = feed->snapshot_packs;
+    }
+    fill_stalls(report, out->log, status);
 }
 
 static void fill_memory(struct report *report, Packd__V1__StatusResponse *out,

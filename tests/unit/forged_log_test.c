@@ -241,6 +241,36 @@ static void test_plan_cuts_a_sample(void **unused)
     forged_fini(&f);
 }
 
+/* The first plans of a log are gone, as with a damaged page: only what was trimmed reads so. */
+static void test_first_plans_lost(void **unused)
+{
+    (void)unused;
+    struct forged f;
+    struct pd_assembler *assembler;
+    struct pd_error error;
+    uint64_t budget = UINT64_MAX, freed = 0;
+    forged_init(&f);
+    open_log(&f);
+    assert_int_equal(pd_log_begin(f.c.log, &error), 0);
+    assert_int_equal(pd_log_trim_plans(f.c.log, 0, 2, &budget, &freed, &error), 0);
+    assert_int_equal(pd_log_commit(f.c.log, &error), 0);
+    assert_int_equal(pd_assembler_new(f.c.log, &assembler, &error), 0);
+    for (uint64_t pack = 0; pack < 2; pack++) {
+        assert_int_equal(assemble(assembler, &f, pack, &error), PD_ECORRUPT);
+        assert_string_equal(error.reason, "CHECKSUM");
+    }
+    assert_int_equal(pd_log_begin(f.c.log, &error), 0);
+    assert_int_equal(pd_log_put_lowest_pack(f.c.log, 0, 1, &error), 0);
+    assert_int_equal(pd_log_commit(f.c.log, &error), 0);
+    assert_int_equal(assemble(assembler, &f, 0, &error), PD_ERANGE);
+    assert_string_equal(error.reason, "STEP_TRIMMED");
+    assert_int_equal(assemble(assembler, &f, 1, &error), PD_ECORRUPT);
+    assert_int_equal(assemble(assembler, &f, 2, &error), 0);
+    pd_assembler_free(assembler);
+    pd_log_close(f.c.log);
+    forged_fini(&f);
+}
+
 static void test_head_moves_a_token(void **unused)
 {
     (void)unused;
@@ -293,11 +323,9 @@ static void test_plan_is_lost(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_moves_a_token),
-        cmocka_unit_test(test_plan_cuts_a_sample),
-        cmocka_unit_test(test_head_moves_a_token),
-        cmocka_unit_test(test_everything_moves_a_token),
-        cmocka_unit_test(test_plan_is_lost),
+        cmocka_unit_test(test_plan_moves_a_token),       cmocka_unit_test(test_plan_cuts_a_sample),
+        cmocka_unit_test(test_first_plans_lost),         cmocka_unit_test(test_head_moves_a_token),
+        cmocka_unit_test(test_everything_moves_a_token), cmocka_unit_test(test_plan_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,7 +57,7 @@ static void a_single_producer_grows(void **state)
 
     (void)state;
     pool_of(&pool, 256 * MIB);
-    assert_int_equal(pd_credit_open(&credit, &pool, &error), 0);
+    assert_int_equal(pd_credit_open(&credit, &pool, UINT64_MAX, &error), 0);
     assert_true(pd_credit_grant(&credit, 0));
     assert_true(unsent(&credit) >= MIB + 4096);
     for (int i = 0; i < 20; i++) {
@@ -84,13 +84,13 @@ static void idle_calls_cost_little(void **state)
     assert_non_null(credits);
     pool_of(&pool, 256 * MIB);
     for (uint32_t i = 0; i < CALLS_MAX; i++) {
-        assert_int_equal(pd_credit_open(&credits[i], &pool, &error), 0);
+        assert_int_equal(pd_credit_open(&credits[i], &pool, UINT64_MAX, &error), 0);
         assert_true(pd_credit_grant(&credits[i], 0));
         assert_true(unsent(&credits[i]) >= pool.floor_bytes);
         for (int tick = 0; tick < 3; tick++)
             assert_false(pd_credit_is_short(&credits[i], 0) && pd_credit_grant(&credits[i], 0));
     }
-    assert_int_equal(pd_credit_open(&credits[CALLS_MAX], &pool, &error), PD_ELIMIT);
+    assert_int_equal(pd_credit_open(&credits[CALLS_MAX], &pool, UINT64_MAX, &error), PD_ELIMIT);
     assert_string_equal(error.reason, "TOO_MANY_CALLS");
     assert_true(pd_credit_reserved_bytes(&pool) <= 160 * MIB);
     struct pd_credit *active = &credits[CALLS_MAX - 1];
@@ -115,7 +115,7 @@ static void overrun_is_refused(void **state)
 
     (void)state;
     pool_of(&pool, 16 * MIB);
-    assert_int_equal(pd_credit_open(&credit, &pool, &error), 0);
+    assert_int_equal(pd_credit_open(&credit, &pool, UINT64_MAX, &error), 0);
     assert_int_equal(pd_credit_use(&credit, 1, &error), PD_ELIMIT);
     assert_true(pd_credit_grant(&credit, 0));
     use(&credit, unsent(&credit));
@@ -164,7 +164,7 @@ static void large_blocks_complete(void **state)
     (void)state;
     pool_of(&pool, 64 * MIB);
     for (uint32_t i = 0; i < PRODUCERS; i++) {
-        assert_int_equal(pd_credit_open(&producers[i].credit, &pool, &error), 0);
+        assert_int_equal(pd_credit_open(&producers[i].credit, &pool, UINT64_MAX, &error), 0);
         (void)pd_credit_grant(&producers[i].credit, 0);
     }
     for (uint32_t round = 0; round < 200000; round++) {

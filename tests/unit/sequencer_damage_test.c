@@ -31,12 +31,12 @@ static void test_full(void **unused)
     assert_int_equal(seq_open(&c, &a), 0);
     struct pd_request_open_job open = seq_job_request("feed0", "j", 1, 1, 1, "w1");
     assert_int_equal(seq_call(&c, &open.base), 0);
-    assert_true(pd_sequencer_accepts(c.seq, 0, &why));
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
     uint64_t seq = 0, refused_at = 0;
     int rc = 0;
     for (; rc == 0 && seq < 100000; seq += rc ? 0 : 400) {
         rc = seq_push_lengths(&c, &a, seq, 400, 60, &answer);
-        if (refused_at == 0 && !pd_sequencer_accepts(c.seq, 0, &why))
+        if (refused_at == 0 && pd_sequencer_accepts(c.seq, 0, 0, &why) != PD_SEQ_ACCEPTS)
             refused_at = seq + 400;
         assert_int_equal(seq_progress(&c, 0).log_full, refused_at > 0); /* ranks are told why */
     }
@@ -111,7 +111,7 @@ static void ask_credit(struct pd_request *request)
 {
     const char *why;
     (void)request;
-    accepted = pd_sequencer_accepts(asked, 0, &why);
+    accepted = pd_sequencer_accepts(asked, 0, 0, &why) == PD_SEQ_ACCEPTS;
 }
 
 /* A write that fails inside a group: the group is undone, memory is as the log says, and work
@@ -281,9 +281,9 @@ static void test_damaged_head(void **unused)
     assert_false(status.feeds[1].stopped);
     pd_status_fini(&status);
     const char *why;
-    assert_false(pd_sequencer_accepts(c.seq, 0, &why));
+    assert_int_not_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
     assert_non_null(strstr(why, "stopped"));
-    assert_true(pd_sequencer_accepts(c.seq, 1, &why));
+    assert_int_equal(pd_sequencer_accepts(c.seq, 1, 0, &why), PD_SEQ_ACCEPTS);
     assert_int_equal(seq_flush(&c, "feed0", 1), PD_ECORRUPT);
     /* the other feed goes on */
     assert_int_equal(seq_open(&c, &b), 0);

@@ -695,7 +695,7 @@ static void *push_thread(void *arg)
             pthread_cond_wait(&p->done, &p->mutex);
         pthread_mutex_unlock(&p->mutex);
         p->failures += request.base.result != 0 || request.durable_seq != seq + 10;
-        p->failures += !pd_sequencer_accepts(p->c->seq, 0, &why);
+        p->failures += pd_sequencer_accepts(p->c->seq, 0, 0, &why) != PD_SEQ_ACCEPTS;
     }
     return NULL;
 }

@@ -112,7 +112,7 @@ static void push_block(struct seq_case *c, struct seq_stream *stream, uint64_t *
     for (uint32_t i = 0; i < BLOCK_SAMPLES; i++)
         lengths[i] = 1 + seq_below(random, 700);
     struct seq_block_spec spec = {.first_seq = *seq, .count = BLOCK_SAMPLES, .lengths = lengths};
-    assert_true(pd_sequencer_accepts(c->seq, 0, &why));
+    assert_int_equal(pd_sequencer_accepts(c->seq, 0, 0, &why), PD_SEQ_ACCEPTS);
     assert_int_equal(seq_push(c, stream, &spec, &answer), 0);
     *seq += BLOCK_SAMPLES;
 }
@@ -186,7 +186,7 @@ static void test_stall(void **unused)
     trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
     assert_false(pd_sequencer_stall(c.seq, 0, &stall));
     for (int round = 0; round < 4; round++) {
-        while (pd_sequencer_accepts(c.seq, 0, &why)) {
+        while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
             push_block(&c, &a, &seq, &random);
             train(&c, &trainer, false);
         }
@@ -198,7 +198,7 @@ static void test_stall(void **unused)
         assert_true(stall.bytes_held > LOG_BYTES / 2 && stall.bytes_held <= stall.bytes_max);
         assert_true(stall.bytes_per_step > STEP_PACKS * SEQ_LEN * 4);
         commit_at_end(&c, &trainer);
-        assert_true(pd_sequencer_accepts(c.seq, 0, &why));
+        assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
         assert_false(pd_sequencer_stall(c.seq, 0, &stall));
     }
     check_held(&c);
@@ -233,12 +233,12 @@ static void test_retained_too_much(void **unused)
     assert_int_equal(seq_open(&c, &a), 0);
     trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
     for (int round = 0; round < 5; round++) {
-        while (pd_sequencer_accepts(c.seq, 0, &why)) {
+        while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
             push_block(&c, &a, &seq, &random);
             train(&c, &trainer, false);
         }
         commit_at_end(&c, &trainer);
-        assert_true(pd_sequencer_accepts(c.seq, 0, &why));
+        assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
         check_held(&c);
     }
     seq_finish(&c);

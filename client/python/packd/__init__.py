@@ -17,10 +17,12 @@ from packd.batch import Batch, Sample, Samples
 from packd.errors import (AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Error, Fenced, Forked, InternalError, Interrupted,
                           InvalidArgument, IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange,
                           Timeout, Unauthenticated, Unavailable, Unsupported)
+from packd.job import Job
+from packd.producer import Producer
 
 __version__ = "0.1.0"
 
 _errors = [Error, AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Fenced, Forked, InternalError, Interrupted, InvalidArgument,
            IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange, Timeout, Unauthenticated,
            Unavailable, Unsupported]
-__all__ = ["Batch", "Sample", "Samples", *(kind.__name__ for kind in _errors)]
+__all__ = ["Batch", "Job", "Producer", "Sample", "Samples", *(kind.__name__ for kind in _errors)]

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 import os
+import operator
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,99 @@ def raised(ffi: Any, error: Any, code: int, **facts: Any) -> errors.Error:
     """The exception for a failed call."""
     return errors.class_for(code)(text(ffi, error.text) or f"libpackd: error {code}", reason=text(ffi, error.reason),
                                   grpc_code=int(error.grpc_code), **facts)
+
+
+class Options:
+    """A C struct of options, filled; it keeps the strings alive that it points to."""
+
+    def __init__(self, kind: str, texts: Mapping[str, str | None], numbers: Mapping[str, int]):
+        """texts: None stays NULL. InvalidArgument: a number that does not fit its field, a text with a NUL in it."""
+        self.ffi, _ = library()
+        self.c = self.ffi.new(f"struct {kind} *")
+        self._kept: list[Any] = []
+        for name, value in texts.items():
+            if value is not None:
+                setattr(self.c, name, self._kept_text(name, value))
+        for name, value in numbers.items():
+            try:
+                setattr(self.c, name, operator.index(value))
+            except (OverflowError, TypeError) as error:
+                raise errors.InvalidArgument(f"{name}={value!r}: {error}", reason="BAD_RANGE") from error
+
+    def _kept_text(self, name: str, value: str) -> Any:
+        data = os.fsencode(value) if isinstance(value, (str, os.PathLike)) else None
+        if data is None or b"\0" in data:
+            raise errors.InvalidArgument(f"{name}={value!r}: expected text without NUL", reason="BAD_NAME")
+        self._kept.append(self.ffi.new("char[]", data))
+        return self._kept[-1]
+
+    def keep(self, data: bytes) -> Any:
+        """A copy of bytes that lives as long as these options."""
+        self._kept.append(self.ffi.new("uint8_t[]", data))
+        return self._kept[-1]
+
+
+def plain(ffi: Any, struct: Any) -> dict[str, Any]:
+    """A C struct as a dict: numbers, text of char arrays, lists of other arrays, dicts of structs."""
+    return {name: _plain_field(ffi, getattr(struct, name), field.type) for name, field in ffi.typeof(struct).fields}
+
+
+def _plain_field(ffi: Any, value: Any, kind: Any) -> Any:
+    if kind.kind == "struct":
+        return plain(ffi, value)
+    if kind.kind == "array":
+        return text(ffi, value) if kind.item.cname == "char" else list(value)
+    return value
+
+
+def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -> int:
+    """call() on a thread of its own, so that the waiting caller sees signals although the C call cannot be cut into slices.
+
+    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and undo() takes back what it
+    made once it has returned 0.
+    """
+    done, lock, codes, alone = threading.Event(), threading.Lock(), [], []
+
+    def run():
+        code = call()
+        with lock:
+            codes.append(code)
+            undone = bool(alone) and code == 0
+        if undone and undo:
+            undo()
+        done.set()
+
+    threading.Thread(target=run, name="packd-call", daemon=True).start()
+    try:
+        done.wait()
+    except BaseException:
+        with lock:
+            alone.append(True)
+            finished = codes == [0]
+        if finished and undo:
+            undo()
+        raise
+    return codes[0]
+
+
+def opened(function: Any, options: Options, kind: str, shut: Callable[[Any], None], facts: Mapping[str, Any]) -> Any:
+    """The object that an open function makes; shut(pointer) closes one that nobody waits for any more."""
+    ffi = options.ffi
+    out, error = ffi.new(f"struct {kind} **"), ffi.new("struct packd_error *")
+    code = in_thread(lambda: function(options.c, out, error), lambda: shut(out[0]))
+    if code != 0:
+        raise raised(ffi, error, code, **facts)
+    return out[0]
+
+
+def server_address(server: str | None) -> str:
+    """What was asked for, else $PACKD_SERVER, else packd's default."""
+    return server or os.environ.get("PACKD_SERVER") or "127.0.0.1:7070"
+
+
+def server_token(token: str | None) -> str | None:
+    """Bearer token: what was asked for, else $PACKD_TOKEN."""
+    return token or os.environ.get("PACKD_TOKEN") or None
 
 
 def milliseconds(seconds: float | None, default: float = DEFAULT_TIMEOUT) -> int:

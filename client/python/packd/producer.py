@@ -1,0 +1,361 @@
+"""A producer's side: one stream of samples, each durable exactly once.
+
+    with packd.Producer("127.0.0.1:7070", stream="docs", content_id="docs-v3") as producer:
+        for sample in producer.remaining(samples):      # what an earlier run has left
+            producer.put(tokens=sample)                 # waits while too much is under way
+
+put() copies the sample and returns; libpackd's thread makes blocks and sends them within the server's credit. What is taken and not
+yet durable is bounded by buffer_bytes; put() waits while that is full. Leaving the `with` flushes; leaving it by an exception does not
+wait: the next run goes on at the server's next_seq.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from packd import _lib, _ragged, errors
+
+_log = logging.getLogger("packd")
+
+
+class Reject(NamedTuple):
+    """Samples the server refused: `count` of them from seq on. They keep their seq and are in no batch."""
+    seq: int
+    count: int
+    reason: str
+    text: str
+
+
+def _shut(lib: Any, pointer: Any, pid: int, callback: Any) -> None:
+    """Gives up what is not durable and frees; `callback` only has to live until then."""
+    if os.getpid() == pid:
+        lib.packd_producer_close(pointer, 0, _lib.library()[0].NULL)
+
+
+def _record(ffi: Any) -> numpy.dtype:
+    """struct packd_sample for NumPy, pointers as uint64."""
+    at = lambda *path: ffi.offsetof("struct packd_sample", *path)
+    fields = {"tokens": ("u8", at("tokens")), "count": ("u8", at("count")), "labels": ("u8", at("labels")),
+              "loss_mask": ("u8", at("loss_mask")), "has_weight": ("u1", at("has_weight")), "weight": ("f4", at("weight")),
+              "key_size": ("u8", at("key", "size")), "key_data": ("u8", at("key", "data")), "group_size": ("u8", at("group", "size")),
+              "group_data": ("u8", at("group", "data")), "version": ("u8", at("version"))}
+    return numpy.dtype({"names": list(fields), "formats": [f for f, _ in fields.values()], "offsets": [o for _, o in fields.values()],
+                        "itemsize": ffi.sizeof("struct packd_sample")})
+
+
+class Producer:
+    """One stream, open from construction to close(). All methods may be called from any thread; the blocking ones take turns.
+
+    Args:
+        server: host:port or unix:/path; None: $PACKD_SERVER, else 127.0.0.1:7070.
+        stream, feed, source: names; source None: "default".
+        content_id: what is being read (a digest, a version), at most 255 bytes; another one on an existing stream is refused.
+        vocab_size: refuse tokens from it on; 0: as the feed says.
+        log_id: the log expected; None: any.
+        buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
+        allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
+        timeout: seconds that each call may take where not told otherwise.
+        on_reject: called with a Reject inside put, flush and close; None: a line to the logger "packd".
+        on_progress: called inside put and flush with stats() every progress_seconds.
+
+    Raises:
+        InvalidArgument, NotFound (feed), AlreadyExists (other content_id), Mismatch (other source, feed, vocabulary, log), Timeout (no
+        server), Forked, LibraryNotFound.
+    """
+
+    def __init__(self, server: str | None = None, *, stream: str, feed: str = "default", source: str | None = None,
+                 content_id: str | None = None, vocab_size: int = 0, log_id: str | None = None, buffer_bytes: int = 0,
+                 block_bytes: int = 0, linger_ms: int = 0, allow_shifted_looking_labels: bool = False,
+                 timeout: float = _lib.DEFAULT_TIMEOUT, token: str | None = None, producer: str | None = None,
+                 on_reject: Callable[[Reject], None] | None = None, on_progress: Callable[[dict], None] | None = None,
+                 progress_seconds: float = 1.0):
+        self._timeout, self._on_reject, self._on_progress = timeout, on_reject, on_progress
+        self._progress_seconds, self._progress_at = progress_seconds, time.monotonic()
+        self._rejects: deque[Reject] = deque()
+        self._one = threading.RLock()  # put, flush, end, close: one at a time
+        self.server, self.feed, self.stream = _lib.server_address(server), feed, stream
+        self._ffi, self._lib = _lib.opening()
+        self._pid, self._record = os.getpid(), _record(self._ffi)
+        texts = {"server": self.server, "token": _lib.server_token(token), "feed": feed, "stream": stream, "source": source,
+                 "producer": producer, "content_id": content_id, "log_id": log_id}
+        numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
+                   "allow_shifted_looking_labels": bool(allow_shifted_looking_labels),
+                   "timeout_ms": max(1, _lib.milliseconds(timeout))}
+        self._closer = self._open(_lib.Options("packd_producer_options", texts, numbers))
+
+    def _open(self, options: _lib.Options) -> Any:
+        ffi, lib, pid, rejects = self._ffi, self._lib, self._pid, self._rejects
+
+        def note(_ctx, reject):
+            rejects.append(Reject(reject.seq, reject.count, _lib.text(ffi, reject.reason), _lib.text(ffi, reject.text)))
+
+        callback = ffi.callback("void(void *, const struct packd_reject *)", note)
+        options.c.on_reject = callback
+        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, pid, callback), self._facts())
+        return weakref.finalize(self, _shut, lib, self._c, pid, callback)
+
+    def _facts(self) -> dict[str, Any]:
+        return {"server": self.server, "feed": self.feed, "stream": self.stream}
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise errors.Closed(f"producer of stream {self.stream} has been closed", **self._facts())
+        if self._pid != os.getpid():
+            raise errors.Forked(f"producer of stream {self.stream} was opened by process {self._pid}, which forked this one", **self._facts())
+
+    def _call(self, function: Callable[[int, Any], int], timeout_ms: int) -> None:
+        """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
+        error = self._ffi.new("struct packd_error *")
+
+        def slice_of(slice_ms):
+            code = function(slice_ms, error)
+            self._tell()
+            return code
+
+        code = _lib.in_slices(slice_of, timeout_ms)
+        if code != 0:
+            raise _lib.raised(self._ffi, error, code, **self._facts())
+
+    def _tell(self) -> None:
+        """The user's callbacks, on this thread."""
+        self._tell_rejects()
+        if self._on_progress and time.monotonic() - self._progress_at >= self._progress_seconds:
+            self._progress_at = time.monotonic()
+            self._on_progress(self.stats())
+
+    def _tell_rejects(self) -> None:
+        while self._rejects:
+            reject = self._rejects.popleft()
+            if self._on_reject:
+                self._on_reject(reject)
+            else:
+                _log.warning("stream %s: samples %d to %d refused: %s: %s", self.stream, reject.seq, reject.seq + reject.count - 1,
+                             reject.reason, reject.text)
+
+    def put(self, tokens: Any, *, labels: Any = None, loss_mask: Any = None, weight: float | None = None, key: bytes | str | None = None,
+            group: bytes | str | None = None, version: int = 0, tensors: Mapping[str, Any] | None = None,
+            spans: Sequence[Any] | None = None, timeout: float | None = None) -> int:
+        """Takes one sample (copied) and returns its seq. Waits only while the buffer is full.
+
+        Args:
+            tokens: one-dimensional, integers of 0 or more that fit int32. int32 and contiguous is not converted.
+            labels, loss_mask: one entry a token; they describe token i as a target, unshifted. labels None: the tokens.
+            weight: of its targets in the loss, finite and 0 or more; None: 1.
+            key, group: at most 255 bytes each; text is stored as UTF-8. version: 0 or more.
+            tensors, spans: named tensors and media spans, where libpackd and the server offer them.
+
+        Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG), LimitExceeded (TOO_LARGE),
+        Timeout (the buffer stayed full), Fenced, Unsupported. Of a failed call nothing was taken.
+        """
+        self._refuse(tensors=tensors, spans=spans)
+        array = _ragged.as_int32("tokens", tokens, 0)
+        kept = [array]
+        sample = self._ffi.new("struct packd_sample *", {"count": len(array), "version": self._version(version)})
+        sample.tokens = self._ffi.from_buffer("int32_t[]", array)
+        if labels is not None:
+            kept.append(_ragged.as_int32("labels", labels))
+            _ragged.same_length("labels", kept[-1], len(array))
+            sample.labels = self._ffi.from_buffer("int32_t[]", kept[-1])
+        if loss_mask is not None:
+            kept.append(_ragged.as_mask("loss_mask", loss_mask))
+            _ragged.same_length("loss_mask", kept[-1], len(array))
+            sample.loss_mask = self._ffi.from_buffer("uint8_t[]", kept[-1])
+        if weight is not None:
+            sample.has_weight, sample.weight = True, self._weight(weight)
+        for name, value in (("key", key), ("group", group)):
+            if value is not None:
+                kept.append(_ragged.as_bytes(name, value))
+                cell = getattr(sample, name)
+                cell.size, cell.data = len(kept[-1]), self._ffi.from_buffer("uint8_t[]", kept[-1])
+        with self._one:
+            self._check_open()
+            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), _lib.milliseconds(timeout, self._timeout))
+            return self.next_seq - 1
+
+    def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
+                 weights: Any = None, keys: Sequence[bytes | str] | None = None, groups: Sequence[bytes | str] | None = None,
+                 versions: Any = None, timeout: float | None = None) -> int:
+        """Takes many samples in order and returns the seq of the first.
+
+        Args:
+            tokens: all samples' tokens in one array, with `lengths` (n entries) or `offsets` (n + 1 entries from 0); or a list of
+                samples, without either.
+            labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings.
+            timeout: seconds without any sample being taken.
+
+        Raises as put. An error's attribute `taken` says how many were taken before it.
+        """
+        if lengths is None and offsets is None:
+            values, counts = _ragged.joined("tokens", tokens, lambda name, part: _ragged.as_int32(name, part, 0))
+            labels = _ragged.joined("labels", labels, _ragged.as_int32)[0] if labels is not None else None
+            loss_mask = _ragged.joined("loss_mask", loss_mask, _ragged.as_mask)[0] if loss_mask is not None else None
+            if counts.size and counts.min() < 1:
+                raise errors.InvalidArgument(f"tokens[{int(counts.argmin())}] is empty: leave it out", reason="EMPTY_SAMPLE")
+        else:
+            values = _ragged.as_int32("tokens", tokens, 0)
+            counts = _ragged.lengths_of(len(values), lengths, offsets)
+        starts = numpy.cumsum(counts) - counts
+        records, kept = numpy.zeros(len(counts), self._record), [values]
+        records["tokens"], records["count"] = self._address(values) + 4 * starts.astype("uint64"), counts
+        for name, given, convert, size in (("labels", labels, _ragged.as_int32, 4), ("loss_mask", loss_mask, _ragged.as_mask, 1)):
+            if given is not None:
+                kept.append(convert(name, given))
+                _ragged.same_length(name, kept[-1], len(values))
+                records[name] = self._address(kept[-1]) + size * starts.astype("uint64")
+        if weights is not None:
+            records["has_weight"], records["weight"] = 1, self._per_sample("weights", weights, len(counts), "float32")
+        if versions is not None:
+            records["version"] = self._per_sample("versions", versions, len(counts), "uint64")
+        for name, given in (("key", keys), ("group", groups)):
+            if given is not None:
+                kept.append(self._put_bytes(records, name, given))
+        return self._put_records(records, timeout)
+
+    def _put_records(self, records: numpy.ndarray, timeout: float | None) -> int:
+        done, taken = 0, self._ffi.new("size_t *")
+        base = self._ffi.cast("struct packd_sample *", self._address(records))
+        timeout_ms = _lib.milliseconds(timeout, self._timeout)
+
+        def some(slice_ms, error):
+            nonlocal done
+            taken[0] = 0
+            code = self._lib.packd_producer_put_many(self._c, base + done, len(records) - done, slice_ms, taken, error)
+            done += taken[0]
+            return code
+
+        with self._one:
+            self._check_open()
+            first = self.next_seq
+            while done < len(records):
+                before = done
+                try:
+                    self._call(some, timeout_ms)
+                except errors.Error as error:
+                    if isinstance(error, errors.Timeout) and done > before:
+                        continue
+                    error.taken = done
+                    raise
+            return first
+
+    @staticmethod
+    def _address(array: numpy.ndarray) -> int:
+        return array.__array_interface__["data"][0]
+
+    @staticmethod
+    def _weight(weight: float) -> float:
+        weight = float(weight)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise errors.InvalidArgument(f"weight {weight!r}: expected a finite number of 0 or more", reason="BAD_WEIGHT")
+        return weight
+
+    @staticmethod
+    def _version(version: int) -> int:
+        if not 0 <= version < 1 << 64:
+            raise errors.InvalidArgument(f"version {version!r}: expected 0 or more, within 64 bits", reason="BAD_RANGE")
+        return int(version)
+
+    @staticmethod
+    def _per_sample(name: str, values: Any, count: int, dtype: str) -> numpy.ndarray:
+        array = _ragged.as_array(name, values)
+        if len(array) != count:
+            raise errors.InvalidArgument(f"{name} has {len(array)} entries for {count} samples: expected one for each", reason="BAD_SHAPE")
+        if array.size and dtype == "uint64" and (array.dtype.kind not in "iu" or int(array.min()) < 0):
+            raise errors.InvalidArgument(f"{name}: expected integers of 0 or more", reason="BAD_RANGE")
+        return array.astype(dtype)
+
+    def _put_bytes(self, records: numpy.ndarray, name: str, given: Sequence[bytes | str]) -> numpy.ndarray:
+        if len(given) != len(records):
+            raise errors.InvalidArgument(f"{name}s has {len(given)} entries for {len(records)} samples: expected one for each",
+                                         reason="BAD_SHAPE")
+        cells = [_ragged.as_bytes(f"{name}s[{at}]", value) for at, value in enumerate(given)]
+        sizes = numpy.array([len(cell) for cell in cells], "uint64")
+        data = numpy.frombuffer(b"".join(cells) or b"\0", "uint8")
+        records[name + "_size"] = sizes
+        records[name + "_data"] = self._address(data) + numpy.cumsum(sizes) - sizes
+        return data
+
+    def _refuse(self, **given: Any) -> None:
+        for name, value in given.items():
+            if value:
+                raise errors.Unsupported(f"{name}: libpackd {_lib.text(self._ffi, self._lib.packd_version())} does not push them; "
+                                         "leave the argument out", reason="UNSUPPORTED", **self._facts())
+
+    def remaining(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """`samples`, read from the beginning, without those that the server has from an earlier run of this stream."""
+        return itertools.islice(samples, self.next_seq, None)
+
+    def push(self, samples: Iterable[Mapping[str, Any]]) -> int:
+        """Puts every sample (put's arguments as a mapping; see packd.readers) that an earlier run has not; how many."""
+        count = 0
+        for sample in self.remaining(samples):
+            self.put(**sample)
+            count += 1
+        return count
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything put is durable. Raises Timeout with what the server says, Fenced."""
+        with self._one:
+            self._check_open()
+            self._call(lambda ms, error: self._lib.packd_producer_flush(self._c, ms, error), _lib.milliseconds(timeout, self._timeout))
+
+    def end_stream(self, timeout: float | None = None) -> None:
+        """flush, then ends the stream for good."""
+        with self._one:
+            self._check_open()
+            self._call(lambda ms, error: self._lib.packd_producer_end_stream(self._c, ms, error), _lib.milliseconds(timeout, self._timeout))
+
+    def end_feed(self, timeout: float | None = None) -> bool:
+        """flush, then ends the whole feed, whoever else pushes to it. True: it had ended before."""
+        self.flush(timeout)
+        with self._one:
+            ffi, timeout_ms = self._ffi, _lib.milliseconds(timeout, self._timeout)
+            error, already = ffi.new("struct packd_error *"), ffi.new("bool *")
+            code = _lib.in_thread(lambda: self._lib.packd_producer_end_feed(self._c, timeout_ms, already, error))
+            if code != 0:
+                raise _lib.raised(ffi, error, code, **self._facts())
+            return bool(already[0])
+
+    def stats(self) -> dict[str, Any]:
+        """struct packd_producer_stats: next_seq, first_seq, durable_seq, rejected, duplicates, buffered_bytes, waiting, log_id, ..."""
+        self._check_open()
+        stats = self._ffi.new("struct packd_producer_stats *")
+        self._lib.packd_producer_stats(self._c, stats)
+        return _lib.plain(self._ffi, stats[0])
+
+    @property
+    def next_seq(self) -> int:
+        """Seq of the next sample put; at first, where the server stood."""
+        self._check_open()
+        return self._lib.packd_producer_next_seq(self._c)
+
+    def interrupt(self) -> None:
+        """Ends the blocking call of another thread with Interrupted."""
+        self._check_open()
+        self._lib.packd_producer_interrupt(self._c)
+
+    def close(self, timeout: float | None = None) -> None:
+        """flush with this timeout (0: give up what is not durable), then frees in any case. A repeat is fine."""
+        with self._one:
+            try:
+                if self._closer.alive and timeout != 0:
+                    self.flush(timeout)
+            finally:
+                self._closer()
+                self._tell_rejects()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: object, *_exception: object) -> None:
+        self.close(None if kind is None else 0)
