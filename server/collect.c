@@ -83,8 +83,7 @@ static void take_feed(struct pd_collector *collector, uint32_t feed_index)
     if (feed->halted)
         memcpy(feed->halt_text, error.text, sizeof feed->halt_text);
     feed->full = pd_sequencer_feed_full(sources->sequencer, feed_index);
-    feed->stalled =
-        feed->full && pd_sequencer_stall(sources->sequencer, feed_index, &feed->stall);
+    feed->stalled = feed->full && pd_sequencer_stall(sources->sequencer, feed_index, &feed->stall);
     take_history(collector, feed_index);
 }
 

@@ -195,7 +195,7 @@ static void put_jobs(struct pd_metrics_writer *writer, const struct pd_collector
         const struct pd_feed_status *feed = pd_collected_status(collector, i);
         for (uint32_t j = 0; feed && j < feed->job_count; j++) {
             char labels[LABELS_BYTES];
-            snprintf(labels, sizeof labels, "feed=\"%s\",job=\"%s\"", feed->name,
+            snprintf(labels, sizeof labels, "feed=\"%s\",job_name=\"%s\"", feed->name,
                      feed->jobs[j].name);
             put(writer, family, labels, job_value(collector, i, feed, j, family));
         }

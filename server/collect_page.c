@@ -342,16 +342,16 @@ static void set_daemon(json_t *root, const struct pd_collector *collector)
     set_number(root, "now_ms", pd_clock_wall_ns() / 1000000u);
     set_number(root, "started_ms", collector->started_wall_ns / 1000000u);
     set_number(root, "status_ms", collector->status_wall_ns / 1000000u);
-    json_object_set_new(
-        root, "log",
-        json_pack("{s:o,s:o,s:b}", "bytes", number(collector->log_bytes), "max_bytes",
-                  number(collector->sources.config->log_max_bytes), "full", collector->log_full));
-    json_object_set_new(
-        root, "memory",
-        json_pack("{s:o,s:o,s:o,s:o}", "batches", number(collector->serve.ready_bytes),
-                  "batches_max", number(collector->serve.ready_bytes_max), "ingest",
-                  number(collector->rpc.ingest_reserved_bytes), "ingest_max",
-                  number(collector->rpc.ingest_max_bytes)));
+    json_object_set_new(root, "log",
+                        json_pack("{s:o,s:o,s:b}", "bytes", number(collector->log_bytes),
+                                  "max_bytes", number(collector->sources.config->log_max_bytes),
+                                  "full", collector->log_full));
+    json_object_set_new(root, "memory",
+                        json_pack("{s:o,s:o,s:o,s:o}", "batches",
+                                  number(collector->serve.ready_bytes), "batches_max",
+                                  number(collector->serve.ready_bytes_max), "ingest",
+                                  number(collector->rpc.ingest_reserved_bytes), "ingest_max",
+                                  number(collector->rpc.ingest_max_bytes)));
     set_number(root, "push_calls", collector->rpc.push_calls);
     set_number(root, "fetch_calls", collector->rpc.fetch_calls);
     json_object_set_new(root, "validator", validator_json(collector));
@@ -370,6 +370,7 @@ void pd_collect_page(const struct pd_collector *collector, struct pd_buf *json)
     for (uint32_t i = 0; i < collector->sources.config->feed_count; i++)
         json_array_append_new(feeds, feed_json(collector, i));
     json_object_set_new(root, "feeds", feeds);
-    json->failed |= json_dump_callback(root, put_piece, json, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
+    json->failed |=
+        json_dump_callback(root, put_piece, json, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0;
     json_decref(root);
 }

@@ -9,16 +9,15 @@
 const struct pd_history_mark *pd_history_at(const struct pd_history *history, uint32_t i)
 {
     PD_CHECK(i < history->count);
-    return &history->marks[(history->next + PD_HISTORY_MARKS - history->count + i) %
-                           PD_HISTORY_MARKS];
+    return &history
+                ->marks[(history->next + PD_HISTORY_MARKS - history->count + i) % PD_HISTORY_MARKS];
 }
 
 void pd_history_note(struct pd_history *history, const struct pd_history_mark *mark)
 {
     history->now = *mark;
-    if (history->count > 0 &&
-        mark->at_ns - pd_history_at(history, history->count - 1)->at_ns <
-            (uint64_t)PD_HISTORY_STEP_S * SECOND_NS)
+    if (history->count > 0 && mark->at_ns - pd_history_at(history, history->count - 1)->at_ns <
+                                  (uint64_t)PD_HISTORY_STEP_S * SECOND_NS)
         return;
     history->marks[history->next] = *mark;
     history->next = (history->next + 1) % PD_HISTORY_MARKS;

@@ -10,7 +10,7 @@
 #define PD_HISTORY_MARKS (3600u / PD_HISTORY_STEP_S + 1)
 
 struct pd_history_mark {
-    uint64_t at_ns; /* monotonic */
+    uint64_t at_ns;           /* monotonic */
     uint64_t real, positions; /* served */
     uint64_t pushed;          /* tokens */
 };

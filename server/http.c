@@ -324,8 +324,7 @@ static int start_daemon(struct pd_http *http, int fd, struct pd_error *error)
 static int watch_daemon(struct pd_http *http, struct pd_error *error)
 {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    int failed =
-        info ? uv_poll_init(http->options.loop, &http->poll, info->epoll_fd) : UV_ENOTSUP;
+    int failed = info ? uv_poll_init(http->options.loop, &http->poll, info->epoll_fd) : UV_ENOTSUP;
     if (failed != 0)
         return pd_error_set(error, PD_EIO, "LOOP", "libuv cannot watch the HTTP server: %s",
                             uv_strerror(failed));

@@ -42,7 +42,8 @@ struct buckets {
 };
 
 struct histogram {
-    _Atomic uint64_t buckets[BUCKETS_MAX + 1]; /* not cumulative; the one behind the last bound is +Inf */
+    _Atomic uint64_t
+        buckets[BUCKETS_MAX + 1]; /* not cumulative; the one behind the last bound is +Inf */
     _Atomic uint64_t sum;
 };
 
@@ -51,11 +52,11 @@ struct set_values {
     _Atomic uint64_t values[WORDS_MAX + 1];
 };
 
-static const struct buckets buckets_SECONDS = {
-    {100000, 250000, 500000, 1000000, 2500000, 5000000, 10000000, 25000000, 50000000, 100000000,
-     250000000, 500000000, 1000000000, 2500000000, 5000000000u, 10000000000, 30000000000,
-     60000000000},
-    18};
+static const struct buckets buckets_SECONDS = {{100000, 250000, 500000, 1000000, 2500000, 5000000,
+                                                10000000, 25000000, 50000000, 100000000, 250000000,
+                                                500000000, 1000000000, 2500000000, 5000000000u,
+                                                10000000000, 30000000000, 60000000000},
+                                               18};
 static const struct buckets buckets_RATIO = {{250000000, 500000000, 750000000, 900000000, 950000000,
                                               980000000, 990000000, 995000000, 999000000,
                                               1000000000},
@@ -413,17 +414,18 @@ static void put_buckets(FILE *out, const struct buckets *buckets)
 
 int pd_metrics_reference(FILE *out)
 {
-    fputs("# Metrics\n\nMade from the tables in `server/metrics_table.h` by `bazel run "
-          "//server:reference -- metrics`; a test compares "
-          "the two.\n\n`GET /metrics` on the HTTP address: Prometheus text 0.0.4, or OpenMetrics "
-          "1.0 where the scraper asks for "
-          "it. Counters start at 0\nwith the process. What a module owns is copied once a second, so "
-          "that a scrape waits for nobody and "
-          "takes no lock.\n\nPadding rate over five minutes:\n\n"
-          "    sum by (feed) (rate(packd_pack_tokens_total{kind!=\"real\"}[5m])) / sum by (feed) "
-          "(rate(packd_pack_tokens_total[5m]))\n\n"
-          "| name | type | labels | meaning |\n| --- | --- | --- | --- |\n",
-          out);
+    fputs(
+        "# Metrics\n\nMade from the tables in `server/metrics_table.h` by `bazel run "
+        "//server:reference -- metrics`; a test compares "
+        "the two.\n\n`GET /metrics` on the HTTP address: Prometheus text 0.0.4, or OpenMetrics "
+        "1.0 where the scraper asks for "
+        "it. Counters start at 0\nwith the process. What a module owns is copied once a second, so "
+        "that a scrape waits for nobody and "
+        "takes no lock.\n\nPadding rate over five minutes:\n\n"
+        "    sum by (feed) (rate(packd_pack_tokens_total{kind!=\"real\"}[5m])) / sum by (feed) "
+        "(rate(packd_pack_tokens_total[5m]))\n\n"
+        "| name | type | labels | meaning |\n| --- | --- | --- | --- |\n",
+        out);
     put_rows(out, feed_rows, PD_COUNT_OF(feed_rows));
     put_rows(out, set_rows, PD_COUNT_OF(set_rows));
     put_rows(out, counter_rows, PD_COUNT_OF(counter_rows));

@@ -7,92 +7,93 @@
 #define PD_SERVER_METRICS_TABLE_H
 
 /* id, name, help. Without labels. */
-#define PD_COUNTERS(X)                                                                             \
-    X(PD_M_COMMITS, "packd_log_commits_total", "Log transactions committed.")                      \
-    X(PD_M_BATCHES_BUILT, "packd_batches_built_total",                                             \
-      "Batches assembled, checked and published.")                                                 \
-    X(PD_M_BATCHES_REBUILT, "packd_batches_rebuilt_total",                                         \
-      "Batches built a second time, because the first build failed a check.")                      \
-    X(PD_M_BATCHES_EVICTED, "packd_batches_evicted_total",                                         \
-      "Ready batches dropped to free memory.")                                                     \
+#define PD_COUNTERS(X)                                                        \
+    X(PD_M_COMMITS, "packd_log_commits_total", "Log transactions committed.") \
+    X(PD_M_BATCHES_BUILT, "packd_batches_built_total",                        \
+      "Batches assembled, checked and published.")                            \
+    X(PD_M_BATCHES_REBUILT, "packd_batches_rebuilt_total",                    \
+      "Batches built a second time, because the first build failed a check.") \
+    X(PD_M_BATCHES_EVICTED, "packd_batches_evicted_total",                    \
+      "Ready batches dropped to free memory.")                                \
     X(PD_M_FETCH_BYTES, "packd_fetch_bytes_total", "Payload bytes handed to gRPC.")
 
 /* One label each: id, name, label, help. Values come from a closed set in code and are told at the
  * start (pd_metric_add_labelled with 0), so that they are exported as 0. */
-#define PD_LABELLED_COUNTERS(X)                                                                    \
-    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                               \
-      "Samples refused at the door.")                                                              \
-    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                               \
-      "Violations found, by structural rule or kind of the probe's, each build counted.")          \
-    X(PD_M_PRUNED_SAMPLES, "packd_pruned_samples_total", "view",                                   \
-      "Samples of which a view was left out.")                                                     \
+#define PD_LABELLED_COUNTERS(X)                                                           \
+    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                      \
+      "Samples refused at the door.")                                                     \
+    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                      \
+      "Violations found, by structural rule or kind of the probe's, each build counted.") \
+    X(PD_M_PRUNED_SAMPLES, "packd_pruned_samples_total", "view",                          \
+      "Samples of which a view was left out.")                                            \
     X(PD_M_PRUNED_TOKENS, "packd_pruned_tokens_total", "view", "Tokens of views left out.")
 
 /* A number a feed: id, name, help. */
-#define PD_FEED_COUNTERS(X)                                                                        \
-    X(PD_F_INGEST_SAMPLES, "packd_ingest_samples_total", "Samples stored in the log.")             \
-    X(PD_F_INGEST_TOKENS, "packd_ingest_tokens_total", "Tokens stored in the log.")                \
-    X(PD_F_INGEST_BYTES, "packd_ingest_bytes_total", "Body bytes of samples stored in the log.")   \
-    X(PD_F_INGEST_BLOCKS, "packd_ingest_blocks_total", "Blocks stored in the log.")                \
-    X(PD_F_INGEST_DUPLICATES, "packd_ingest_duplicate_samples_total",                              \
-      "Samples pushed again and dropped: their seq was in the log.")                               \
-    X(PD_F_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned by this process.")           \
-    X(PD_F_FULL_STEP_REAL, "packd_full_step_real_tokens_total",                                    \
-      "Real positions served, without the last, partly filled step of each job.")                  \
-    X(PD_F_FULL_STEP_ALL, "packd_full_step_positions_total",                                       \
-      "All positions served, without the last, partly filled step of each job.")                   \
-    X(PD_F_OVERLAP, "packd_overlap_tokens_total",                                                  \
-      "Tokens served a second time because a sample was split.")                                   \
-    X(PD_F_LOSS, "packd_loss_tokens_total", "Loss targets served.")                                \
-    X(PD_F_SAMPLES, "packd_serve_samples_total", "Samples served.")                                \
-    X(PD_F_BATCHES, "packd_serve_batches_total", "Batches delivered whole for the first time.")    \
-    X(PD_F_REREADS, "packd_serve_rereads_total", "Batches delivered again.")                       \
+#define PD_FEED_COUNTERS(X)                                                                      \
+    X(PD_F_INGEST_SAMPLES, "packd_ingest_samples_total", "Samples stored in the log.")           \
+    X(PD_F_INGEST_TOKENS, "packd_ingest_tokens_total", "Tokens stored in the log.")              \
+    X(PD_F_INGEST_BYTES, "packd_ingest_bytes_total", "Body bytes of samples stored in the log.") \
+    X(PD_F_INGEST_BLOCKS, "packd_ingest_blocks_total", "Blocks stored in the log.")              \
+    X(PD_F_INGEST_DUPLICATES, "packd_ingest_duplicate_samples_total",                            \
+      "Samples pushed again and dropped: their seq was in the log.")                             \
+    X(PD_F_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned by this process.")         \
+    X(PD_F_FULL_STEP_REAL, "packd_full_step_real_tokens_total",                                  \
+      "Real positions served, without the last, partly filled step of each job.")                \
+    X(PD_F_FULL_STEP_ALL, "packd_full_step_positions_total",                                     \
+      "All positions served, without the last, partly filled step of each job.")                 \
+    X(PD_F_OVERLAP, "packd_overlap_tokens_total",                                                \
+      "Tokens served a second time because a sample was split.")                                 \
+    X(PD_F_LOSS, "packd_loss_tokens_total", "Loss targets served.")                              \
+    X(PD_F_SAMPLES, "packd_serve_samples_total", "Samples served.")                              \
+    X(PD_F_BATCHES, "packd_serve_batches_total", "Batches delivered whole for the first time.")  \
+    X(PD_F_REREADS, "packd_serve_rereads_total", "Batches delivered again.")                     \
     X(PD_F_STEPS, "packd_serve_steps_total", "Steps of which every batch has been delivered.")
 
 /* A number a feed and word of a set: id, name, label, words, help. Those named _seconds are kept in
  * nanoseconds. */
-#define PD_FEED_SETS(X)                                                                            \
-    X(PD_S_WAITED, "packd_serve_waited_seconds_total", "waits_for",                                \
-      "samples source stream end_feed plan horizon log_full build memory self_test halted "        \
-      "diverged credit",                                                                           \
-      "Time that fetches stood waiting, each rank's added up, by what they waited for: samples, "  \
-      "source, stream and end_feed are the producers' to end, credit the trainer's own.")          \
-    X(PD_S_THROTTLED, "packd_ingest_throttled_seconds_total", "reason",                            \
-      "log_full log_stalled lane_share ingest_memory halted draining",                                               \
-      "Time that producers stood without credit, each call's added up; lane_share: what they sent "  \
-      "waits to be planned, since trainers are slower.")                           \
-    X(PD_S_STEPS_SKIPPED, "packd_steps_skipped_total", "cause", "operator violation",              \
-      "Steps left out of jobs, by an operator or for a violation.")                                \
-    X(PD_S_COMPUTE, "packd_compute_units_total", "layout", "packed padded",                        \
-      "Predicted compute of what was served, in units of the feed's cost model: packed, as it "    \
+#define PD_FEED_SETS(X)                                                                           \
+    X(PD_S_WAITED, "packd_serve_waited_seconds_total", "waits_for",                               \
+      "samples source stream end_feed plan horizon log_full build memory self_test halted "       \
+      "diverged credit",                                                                          \
+      "Time that fetches stood waiting, each rank's added up, by what they waited for: samples, " \
+      "source, stream and end_feed are the producers' to end, credit the trainer's own.")         \
+    X(PD_S_THROTTLED, "packd_ingest_throttled_seconds_total", "reason",                           \
+      "log_full log_stalled lane_share ingest_memory halted draining",                            \
+      "Time that producers stood without credit, each call's added up; lane_share: what they "    \
+      "sent "                                                                                     \
+      "waits to be planned, since trainers are slower.")                                          \
+    X(PD_S_STEPS_SKIPPED, "packd_steps_skipped_total", "cause", "operator violation",             \
+      "Steps left out of jobs, by an operator or for a violation.")                               \
+    X(PD_S_COMPUTE, "packd_compute_units_total", "layout", "packed padded",                       \
+      "Predicted compute of what was served, in units of the feed's cost model: packed, as it "   \
       "is; padded, had each sample had a row of seq_len to itself. Saved = 1 - packed / padded.")
 
 /* Distributions with fixed buckets: id, name, buckets, help. Observed in nanoseconds, or in parts of
  * 10^9 where the name says ratio. */
-#define PD_HISTOGRAMS(X)                                                                           \
-    X(PD_M_APPEND_SECONDS, "packd_ingest_append_duration_seconds", SECONDS,                        \
-      "Time from a whole block to its durable record.")                                            \
-    X(PD_M_PLAN_SECONDS, "packd_plan_duration_seconds", SECONDS, "Time of one planning run.")      \
-    X(PD_M_COMMIT_SECONDS, "packd_log_commit_duration_seconds", SECONDS,                           \
-      "Time of one log commit, with its fsync where durability asks for one.")                     \
-    X(PD_M_BUILD_SECONDS, "packd_assemble_duration_seconds", SECONDS,                              \
-      "Time to assemble and check a batch.")                                                       \
-    X(PD_M_CHECK_SECONDS, "packd_validation_duration_seconds", SECONDS,                            \
-      "Time of the checks of one batch.")                                                          \
-    X(PD_M_PROBE_SECONDS, "packd_probe_duration_seconds", SECONDS,                                 \
-      "Time of the attention probe of one batch.")                                                 \
-    X(PD_M_WAIT_SECONDS, "packd_serve_wait_seconds", SECONDS,                                      \
-      "Time a trainer waited for a batch that was not ready.")                                     \
-    X(PD_M_FETCH_SECONDS, "packd_fetch_duration_seconds", SECONDS,                                 \
-      "Time from a ready batch's turn to its last byte handed over.")                              \
-    X(PD_M_OCCUPANCY, "packd_pack_occupancy_ratio", RATIO,                                         \
+#define PD_HISTOGRAMS(X)                                                                      \
+    X(PD_M_APPEND_SECONDS, "packd_ingest_append_duration_seconds", SECONDS,                   \
+      "Time from a whole block to its durable record.")                                       \
+    X(PD_M_PLAN_SECONDS, "packd_plan_duration_seconds", SECONDS, "Time of one planning run.") \
+    X(PD_M_COMMIT_SECONDS, "packd_log_commit_duration_seconds", SECONDS,                      \
+      "Time of one log commit, with its fsync where durability asks for one.")                \
+    X(PD_M_BUILD_SECONDS, "packd_assemble_duration_seconds", SECONDS,                         \
+      "Time to assemble and check a batch.")                                                  \
+    X(PD_M_CHECK_SECONDS, "packd_validation_duration_seconds", SECONDS,                       \
+      "Time of the checks of one batch.")                                                     \
+    X(PD_M_PROBE_SECONDS, "packd_probe_duration_seconds", SECONDS,                            \
+      "Time of the attention probe of one batch.")                                            \
+    X(PD_M_WAIT_SECONDS, "packd_serve_wait_seconds", SECONDS,                                 \
+      "Time a trainer waited for a batch that was not ready.")                                \
+    X(PD_M_FETCH_SECONDS, "packd_fetch_duration_seconds", SECONDS,                            \
+      "Time from a ready batch's turn to its last byte handed over.")                         \
+    X(PD_M_OCCUPANCY, "packd_pack_occupancy_ratio", RATIO,                                    \
       "Real positions of a row over its width.")
 
 /* Families whose values some module owns, copied by the collector: id, name, type, labels for the
  * reference, help. */
 #define PD_COLLECTED(X)                                                                            \
     X(PD_C_PACK_TOKENS, "packd_pack_tokens_total", "counter",                                      \
-      "feed, kind: real, gap, tail, row_padding; source where producers name one",                   \
+      "feed, kind: real, gap, tail, row_padding; source where producers name one",                 \
       "Positions served, each batch once, by what they hold; padding rate = all but real / all. "  \
       "A row's tail is shared out among its sources by their real positions.")                     \
     X(PD_C_WINDOW_SAMPLES, "packd_window_samples", "gauge", "feed",                                \
@@ -123,28 +124,28 @@
     X(PD_C_TOO_LONG, "packd_too_long_samples_total", "counter", "feed",                            \
       "Samples left out because no cut makes them fit.")                                           \
     X(PD_C_FEED_LOG, "packd_feed_log_bytes", "gauge", "feed",                                      \
-      "Bytes of the log in the feed's samples, plans and snapshots.")                                                   \
+      "Bytes of the log in the feed's samples, plans and snapshots.")                              \
     X(PD_C_FEED_UNPLANNED, "packd_feed_unplanned_bytes", "gauge", "feed",                          \
       "Bytes of the log in samples that are in no pack yet; the rest is held for jobs.")           \
     X(PD_C_FEED_LOG_MAX, "packd_feed_log_max_bytes", "gauge", "feed",                              \
       "The feed's share of log.max_bytes.")                                                        \
     X(PD_C_LOG_STALLED, "packd_log_stalled", "gauge", "feed",                                      \
       "1 where the log is nearly full and only a job's commit can free space.")                    \
-    X(PD_C_JOB_PLANNED, "packd_job_planned_step", "gauge", "feed, job",                            \
+    X(PD_C_JOB_PLANNED, "packd_job_planned_step", "gauge", "feed, job_name",                       \
       "Next step after the highest planned.")                                                      \
-    X(PD_C_JOB_DELIVERED, "packd_job_delivered_step", "gauge", "feed, job",                        \
+    X(PD_C_JOB_DELIVERED, "packd_job_delivered_step", "gauge", "feed, job_name",                   \
       "Next step after the highest delivered whole.")                                              \
-    X(PD_C_JOB_COMMITTED, "packd_job_committed_step", "gauge", "feed, job",                        \
+    X(PD_C_JOB_COMMITTED, "packd_job_committed_step", "gauge", "feed, job_name",                   \
       "Next step after the highest committed.")                                                    \
-    X(PD_C_JOB_LAG, "packd_job_lag_steps", "gauge", "feed, job",                                   \
+    X(PD_C_JOB_LAG, "packd_job_lag_steps", "gauge", "feed, job_name",                              \
       "Steps planned and not yet delivered.")                                                      \
-    X(PD_C_JOB_COMMIT_TIME, "packd_job_commit_timestamp_seconds", "gauge", "feed, job",            \
+    X(PD_C_JOB_COMMIT_TIME, "packd_job_commit_timestamp_seconds", "gauge", "feed, job_name",       \
       "When the job last committed; 0 = never.")                                                   \
-    X(PD_C_JOB_HELD, "packd_job_held_bytes", "gauge", "feed, job",                                 \
+    X(PD_C_JOB_HELD, "packd_job_held_bytes", "gauge", "feed, job_name",                            \
       "Bytes of the log that are kept for the job's uncommitted and retained steps.")              \
-    X(PD_C_JOB_WAITING, "packd_job_waiting_ranks", "gauge", "feed, job",                           \
+    X(PD_C_JOB_WAITING, "packd_job_waiting_ranks", "gauge", "feed, job_name",                      \
       "Ranks of the job that wait for a batch now.")                                               \
-    X(PD_C_JOB_GENERATION, "packd_job_generation", "gauge", "feed, job",                           \
+    X(PD_C_JOB_GENERATION, "packd_job_generation", "gauge", "feed, job_name",                      \
       "Generation of the job's world.")                                                            \
     X(PD_C_STATUS_TIME, "packd_status_timestamp_seconds", "gauge", "",                             \
       "When the planner's figures above were read from the sequencer.")                            \

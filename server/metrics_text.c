@@ -35,7 +35,8 @@ void pd_metrics_family(struct pd_metrics_writer *writer, const char *name, const
     if (writer->openmetrics && strcmp(type, "counter") == 0 &&
         ends_with(name, (size_t)length, "_total"))
         length -= 6;
-    pd_metrics_put(writer, "# HELP %.*s %s\n# TYPE %.*s %s\n", length, name, help, length, name, type);
+    pd_metrics_put(writer, "# HELP %.*s %s\n# TYPE %.*s %s\n", length, name, help, length, name,
+                   type);
     if (!writer->openmetrics)
         return;
     if (ends_with(name, (size_t)length, "_seconds"))

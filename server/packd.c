@@ -76,7 +76,7 @@ struct daemon {
     struct pd_http *http;
     pthread_t stopper;
     sem_t stopper_go;
-    bool ending; /* written before stopper_go is posted */
+    bool ending;            /* written before stopper_go is posted */
     atomic_int drain_asked; /* from Admin.Drain: 1 drain, 2 take work again, 0 nothing new */
     atomic_bool rpc_stopped;
 };

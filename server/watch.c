@@ -48,12 +48,12 @@ struct walk {
     struct watched_feed *feed;
     const struct pd_ready_batch *batch;
     const int32_t *cu_seqlens, *seq_lens, *sample_index;
-    struct pd_reader sources;    /* the column, or at its end */
-    struct pd_reader packs;      /* of the rows */
+    struct pd_reader sources;       /* the column, or at its end */
+    struct pd_reader packs;         /* of the rows */
     uint32_t slots[PD_WATCH_SLOTS]; /* by the batch's own numbers of sources */
     uint32_t source_count;
     uint64_t packed, padded; /* compute */
-    uint32_t segment; /* the next one */
+    uint32_t segment;        /* the next one */
 };
 
 /* ---- the header, where it lies ---- */
@@ -135,8 +135,7 @@ static void read_table(struct pd_watch *watch, struct walk *walk)
 
 static uint32_t next_source(struct walk *walk)
 {
-    uint64_t number =
-        pd_reader_left(&walk->sources) > 0 ? pd_reader_varint(&walk->sources) : 0;
+    uint64_t number = pd_reader_left(&walk->sources) > 0 ? pd_reader_varint(&walk->sources) : 0;
     if (walk->source_count == 0)
         return 0;
     return number < walk->source_count ? walk->slots[number] : OTHER;

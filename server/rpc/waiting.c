@@ -11,7 +11,8 @@ static const struct {
     const char *words, *label;
 } reasons[] = {
     [PD_WAIT_NONE] = {PACKD__V1__WAIT_REASON__WAIT_UNSPECIFIED, "", ""},
-    [PD_WAIT_SAMPLES] = {PACKD__V1__WAIT_REASON__WAIT_SAMPLES, "the window needs more samples", "samples"},
+    [PD_WAIT_SAMPLES] = {PACKD__V1__WAIT_REASON__WAIT_SAMPLES, "the window needs more samples",
+                         "samples"},
     [PD_WAIT_LANE] = {PACKD__V1__WAIT_REASON__WAIT_LANE,
                       "the lane whose turn it is has no sample left", "source"},
     [PD_WAIT_STREAM] = {PACKD__V1__WAIT_REASON__WAIT_STREAM,
@@ -21,7 +22,8 @@ static const struct {
          "all streams have ended, but nobody has ended the feed (packctl end-feed)", "end_feed"},
     [PD_WAIT_PLAN] = {PACKD__V1__WAIT_REASON__WAIT_PLAN, "planning is under way", "plan"},
     [PD_WAIT_HORIZON] = {PACKD__V1__WAIT_REASON__WAIT_HORIZON,
-                         "too far ahead of what a trainer has received whole (plan_ahead)", "horizon"},
+                         "too far ahead of what a trainer has received whole (plan_ahead)",
+                         "horizon"},
     [PD_WAIT_LOG_FULL] = {PACKD__V1__WAIT_REASON__WAIT_LOG_FULL,
                           "the log is full: producers have no credit", "log_full"},
     [PD_WAIT_BUILDING] = {PACKD__V1__WAIT_REASON__WAIT_BUILD,

@@ -51,7 +51,8 @@ static void test_everything_starts_at_zero(void **state)
 #undef X
     has(text, "packd_serve_waited_seconds_total{feed=\"a\",waits_for=\"samples\"} 0\n");
     has(text, "packd_serve_waited_seconds_total{feed=\"b\",waits_for=\"credit\"} 0\n");
-    has(text, "grpc_server_started_total{grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\"} 0\n");
+    has(text,
+        "grpc_server_started_total{grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\"} 0\n");
     has(text, "grpc_server_handled_total{grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\","
               "grpc_code=\"DataLoss\"} 0\n");
     has(text, "process_open_fds ");

@@ -89,8 +89,9 @@ static uint64_t slot_value(struct pd_watch *watch, const char *name, const char 
     assert_int_equal(pd_metrics_render(&text, false), 0);
     pd_buf_put_u8(&text, 0);
     pd_metrics_unregister_all();
-    snprintf(line, sizeof line, *name ? "\npackd_pack_tokens_total{feed=\"default\",kind=\"%s\",source=\"%s\"} "
-                                      : "\npackd_pack_tokens_total{feed=\"default\",kind=\"%s\"} ",
+    snprintf(line, sizeof line,
+             *name ? "\npackd_pack_tokens_total{feed=\"default\",kind=\"%s\",source=\"%s\"} "
+                   : "\npackd_pack_tokens_total{feed=\"default\",kind=\"%s\"} ",
              kind, name);
     const char *at = strstr((char *)text.data, line);
     uint64_t value = at ? strtoull(at + strlen(line), NULL, 10) : UINT64_MAX;
@@ -217,7 +218,8 @@ static void test_arrivals(void **state)
     assert_true(arrivals.count <= PD_ARRIVALS_MAX);
     assert_int_equal(pd_arrivals_time(&arrivals, 9), 0);
     for (uint64_t position = 10; position < 99000; position += 7) {
-        uint64_t true_ns = position / 10 * 1000000000u, told = pd_arrivals_time(&arrivals, position);
+        uint64_t true_ns = position / 10 * 1000000000u,
+                 told = pd_arrivals_time(&arrivals, position);
         assert_true(told <= true_ns && told + arrivals.interval_ns >= true_ns);
     }
 }
