@@ -16,7 +16,16 @@
 
 /* ---- plans against a direct planner run, and restarts ---- */
 
-enum event_kind { EVENT_PUSH, EVENT_FLUSH, EVENT_DELIVER, EVENT_END_STREAM, EVENT_END_FEED };
+enum event_kind {
+    EVENT_PUSH,
+    EVENT_FLUSH,
+    EVENT_DELIVER,
+    EVENT_END_STREAM,
+    EVENT_END_FEED,
+    EVENT_SKIP,    /* of `stream`, from first_seq on, `packs` samples */
+    EVENT_MIXTURE, /* the first three of `lengths` */
+    EVENT_RULES,   /* a restart with a file that has other rules: live_of() */
+};
 
 struct event {
     enum event_kind kind;
@@ -28,6 +37,8 @@ struct event {
 };
 
 struct scenario {
+    struct pd_live_rules first; /* before any EVENT_RULES */
+    bool rules_change;
     bool lanes; /* one a stream, each ended by itself; else one, ended with the feed */
     struct event events[40];
     uint32_t event_count;
@@ -54,7 +65,24 @@ static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
     s->next_seq[stream] += event->count;
 }
 
-static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes)
+/* Samples to leave out, or other weights: only where the horizon does not matter, as they act behind
+ * it. */
+static void add_change(struct scenario *s, uint64_t *random, bool sources)
+{
+    uint32_t stream = seq_below(random, 3);
+    uint32_t dice = seq_below(random, 3);
+    enum event_kind kind = dice == 0              ? EVENT_RULES
+                           : sources && dice == 1 ? EVENT_MIXTURE
+                                                  : EVENT_SKIP;
+    struct event *event = add_event(s, kind, stream);
+    event->packs = 1 + seq_below(random, 20);
+    event->first_seq = event->first_seq > 10 ? event->first_seq - seq_below(random, 10) : 0;
+    for (int i = 0; i < 3; i++)
+        event->lengths[i] = 1 + seq_below(random, 9);
+}
+
+static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes,
+                          bool changes, bool sources)
 {
     memset(s, 0, sizeof *s);
     s->lanes = lanes;
@@ -67,6 +95,8 @@ static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, 
             add_event(s, EVENT_DELIVER, 0)->packs = i;
         else if (stream != short_stream || i < count / 2)
             add_push(s, random, stream);
+        if (changes && seq_below(random, 3) == 0)
+            add_change(s, random, sources);
         if (i == count / 2 && lanes)
             add_event(s, EVENT_END_STREAM, short_stream);
     }
@@ -93,9 +123,54 @@ static void open_all(struct seq_case *c, struct seq_stream streams[3])
     assert_int_equal(seq_call(c, &open.base), 0);
 }
 
+static struct pd_live_rules live_of(const struct event *event)
+{
+    return (struct pd_live_rules){
+        .window_samples = 4 * event->lengths[0],
+        .window_bytes = event->lengths[1] > 6 ? 2000 : 1u << 30,
+        .strategy = event->lengths[2] < 7 ? PD_STRATEGY_EXACT : PD_STRATEGY_SEQUENTIAL,
+        .order = event->lengths[1] % 2 ? PD_ORDER_SHUFFLE : PD_ORDER_ARRIVAL,
+        .shuffle_samples = 10 * event->lengths[2],
+        .shuffle_bytes = 1u << 30,
+        .over_length = (enum pd_over_length)(event->lengths[0] % 4)};
+}
+
+/* The file as it was before event `upto`. */
+static void set_file(struct seq_case *c, const struct scenario *scenario, uint32_t upto)
+{
+    struct pd_live_rules live = scenario->first;
+    for (uint32_t i = 0; i < upto; i++)
+        if (scenario->events[i].kind == EVENT_RULES)
+            live = live_of(&scenario->events[i]);
+    pd_live_rules_set(&c->config.feeds[0].rules, &live);
+}
+
+static void play_skip(struct seq_case *c, const struct event *event)
+{
+    struct pd_request_skip_samples request = {.base.kind = PD_REQUEST_SKIP_SAMPLES,
+                                              .feed = "feed0",
+                                              .rule = {.first_seq = event->first_seq}};
+    request.rule.last_seq = event->first_seq + event->packs - 1;
+    snprintf(request.stream, sizeof request.stream, "%s", stream_names[event->stream]);
+    assert_int_equal(seq_call(c, &request.base), 0);
+    assert_true(request.base.record > 0);
+}
+
+static void play_mixture(struct seq_case *c, const struct event *event)
+{
+    const struct pd_source_weight weights[] = {
+        {"s2", event->lengths[2]}, {"s0", event->lengths[0]}, {"s1", event->lengths[1]}};
+    struct pd_request_set_mixture request = {.base.kind = PD_REQUEST_SET_MIXTURE,
+                                             .feed = "feed0",
+                                             .weights = weights,
+                                             .weight_count = 3};
+    assert_int_equal(seq_call(c, &request.base), 0);
+}
+
 static void play(struct seq_case *c, struct seq_stream streams[3], const struct event *event)
 {
     struct pd_request_append answer;
+    struct pd_live_rules live;
     struct seq_block_spec spec = {.first_seq = event->first_seq,
                                   .count = event->count,
                                   .lengths = event->lengths,
@@ -117,6 +192,19 @@ static void play(struct seq_case *c, struct seq_stream streams[3], const struct 
         break;
     case EVENT_END_FEED:
         assert_int_equal(seq_end_feed(c, "feed0"), 0);
+        break;
+    case EVENT_SKIP:
+        play_skip(c, event);
+        break;
+    case EVENT_MIXTURE:
+        play_mixture(c, event);
+        break;
+    case EVENT_RULES:
+        seq_case_stop(c);
+        live = live_of(event);
+        pd_live_rules_set(&c->config.feeds[0].rules, &live);
+        seq_start(c);
+        open_all(c, streams);
         break;
     }
 }
@@ -161,6 +249,13 @@ static void direct_control(struct direct *d, enum pd_control_kind kind, uint64_t
 {
     struct pd_control control = {
         .kind = kind, .at = at, .packs = event->packs, .lane = event->stream};
+    control.from_pack = pd_planner_change_pack(d->planner);
+    memcpy(control.weights, event->lengths, 3 * sizeof control.weights[0]);
+    control.rules = live_of(event);
+    control.rule = (struct pd_skip_rule){.by_stream = true,
+                                         .stream = event->stream,
+                                         .first_seq = event->first_seq,
+                                         .last_seq = event->first_seq + event->packs - 1};
     assert_int_equal(pd_planner_control(d->planner, &control), 0);
 }
 
@@ -171,6 +266,12 @@ static void direct_tell(struct direct *d, const struct event *event)
         direct_control(d, PD_CONTROL_FLUSH, at, event);
     if (event->kind == EVENT_END_STREAM)
         direct_control(d, PD_CONTROL_END_LANE, at, event);
+    if (event->kind == EVENT_SKIP)
+        direct_control(d, PD_CONTROL_SKIP_RULE, at, event);
+    if (event->kind == EVENT_MIXTURE)
+        direct_control(d, PD_CONTROL_WEIGHTS, at, event);
+    if (event->kind == EVENT_RULES)
+        direct_control(d, PD_CONTROL_RULES, at, event);
     d->streams_ended += event->kind == EVENT_END_STREAM;
     if (event->kind == EVENT_END_FEED || (event->kind == EVENT_END_STREAM && d->streams_ended == 3))
         direct_control(d, PD_CONTROL_END_FEED, at + 1, event);
@@ -263,7 +364,8 @@ static void check_plans(struct seq_case *c, const struct direct *d, bool whole)
         assert_int_equal(pd_log_read_plan_facts(c->reader, 0, k, &facts), 0);
         assert_true(facts.plan_digest == digest);
         assert_int_equal(facts.planner_version, PD_PLANNER_VERSION);
-        assert_true(facts.config_digest == pd_feed_config_digest(&c->config.feeds[0]));
+        if (!d->scenario->rules_change)
+            assert_true(facts.config_digest == pd_feed_config_digest(&c->config.feeds[0]));
     }
     pd_log_reader_end(c->reader);
     assert_true(status.feeds[0].plan_digest == digest);
@@ -325,6 +427,7 @@ static void resume_copy(struct seq_case *copy, const struct scenario *scenario, 
                         const struct direct *direct)
 {
     struct seq_stream streams[3];
+    set_file(copy, scenario, from);
     seq_start(copy);
     open_all(copy, streams);
     for (uint32_t k = from; k < scenario->event_count; k++)
@@ -341,8 +444,12 @@ static void run_variant(enum variant variant, bool far, uint64_t *random)
     struct seq_stream streams[3];
     struct scenario scenario;
     struct direct direct;
-    make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES);
+    make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES,
+                  far, variant == VARIANT_SOURCES);
     set_variant(&c, variant, far);
+    scenario.first = pd_live_rules_of(&c.config.feeds[0].rules);
+    for (uint32_t i = 0; i < scenario.event_count; i++)
+        scenario.rules_change |= scenario.events[i].kind == EVENT_RULES;
     direct_run(&direct, &scenario, &c.config.feeds[0].rules);
     assert_true(direct.pack_count > 20);
     seq_case_dir(&c, "plans");
