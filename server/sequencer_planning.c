@@ -263,7 +263,7 @@ static int first_planner(struct pd_seq_feed *feed, struct pd_error *error)
     struct pd_rules rules = feed->config->rules;
     struct pd_live_rules live = pd_live_rules_of(&rules);
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
-    pd_seq_settings_rules(&feed->first_settings, &live);
+    pd_seq_settings_rules(feed, &feed->first_settings, &live);
     pd_live_rules_set(&rules, &live);
     uint32_t count = pd_seq_settings_weights(&feed->first_settings, weights);
     for (uint32_t i = 0; i < count && i < rules.lane_count; i++)
@@ -471,7 +471,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         feed->waiting_since_wall_ns = pd_clock_wall_ns();
     if (feed->packs == before)
         return 0;
-    seq->counts.packs += feed->packs - before;
+    seq->counts[feed->index].packs += feed->packs - before;
     feed->announce = true;
     pd_metric_observe(PD_M_PLAN_SECONDS, pd_clock_mono_ns() - started_ns);
     rc = write_horizon(seq, feed);
