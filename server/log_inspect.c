@@ -44,6 +44,8 @@ const char *pd_record_type_name(enum pd_record_type type)
         return "SKIP_STEPS";
     case PD_RECORD_DELETE_JOB:
         return "DELETE_JOB";
+    case PD_RECORD_RELEASE_JOB:
+        return "RELEASE_JOB";
     case PD_RECORD_VIEW:
         return "VIEW";
     case PD_RECORD_TENSOR:

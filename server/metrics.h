@@ -24,6 +24,10 @@
       "Samples pushed again and dropped: their seq was in the log.")                   \
     X(PD_M_COMMITS, "packd_log_commits_total", "Log transactions committed.")          \
     X(PD_M_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned.")               \
+    X(PD_M_LOG_FULL_FLUSHES, "packd_log_full_flushes_total",                           \
+      "Flushes because the log had no room for a whole window.")                       \
+    X(PD_M_JOBS_RELEASED, "packd_jobs_released_total",                                 \
+      "Jobs that stopped holding the log after idle_release.")                         \
     X(PD_M_BATCHES_BUILT, "packd_batches_built_total",                                 \
       "Batches assembled, checked and published.")                                     \
     X(PD_M_BATCHES_REBUILT, "packd_batches_rebuilt_total",                             \

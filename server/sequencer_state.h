@@ -7,6 +7,8 @@
  *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
  *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
+ *   sequencer_idle.c      jobs that fall silent
+ *   sequencer_regroup.c   another P
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
  *   sequencer_space.c     bytes in the log, who may add to them, what is done when they run out
  *   sequencer_trim.c      what jobs hold, and deleting the rest
@@ -58,18 +60,22 @@ struct pd_seq_commit {
 struct pd_seq_job {
     uint32_t id;
     struct pd_job_spec spec;
-    uint64_t generation, first_pack;
+    uint64_t generation;
+    uint64_t first_step; /* 0, or the step at which it was regrouped: those before it are gone */
+    uint64_t first_pack; /* of that step */
     uint64_t world_first_step; /* where the ranks of the current token began */
     uint64_t committed;        /* next step after the last commit; 0 = none */
     char tokens[PD_SEQ_TOKENS_MAX][PD_NAME_MAX + 1]; /* oldest first; the last is the current one */
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
     uint32_t commit_count;
+    bool released; /* silent for idle_release: holds nothing until it is opened again */
     bool dirty, announce, deleted;
     /* not in the log */
     uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    uint64_t active_ns; /* monotonic: the last sign of life, or the start */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
 };
@@ -273,6 +279,23 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
 int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);
 int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request);
 int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request);
+
+/* Writes the job as it is now as a record, and its row. */
+int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_idle.c ---- */
+
+/* Releases the jobs that have been silent for their feed's idle_release; lowers seq->next_timer_ns. */
+int pd_seq_jobs_idle(struct pd_sequencer *seq, uint64_t now_ns);
+/* A sign of life: a job that was released holds again. */
+int pd_seq_job_alive(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_regroup.c ---- */
+
+/* Gives the job steps of request->spec.step_packs from its last commit on. PD_EMISMATCH REGROUP: not
+ * asked for, or not there. */
+int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
+                   const struct pd_request_open_job *request, struct pd_error *error) PD_MUST_CHECK;
 
 /* ---- sequencer_planning.c ---- */
 

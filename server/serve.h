@@ -40,8 +40,8 @@ struct pd_job_info {
     uint32_t feed_index, job_id;
     struct pd_job_spec spec;
     uint64_t generation;
-    uint64_t first_pack;
-    uint64_t lowest_step; /* below it: trimmed */
+    uint64_t first_step, first_pack; /* where its steps of this size begin */
+    uint64_t lowest_step; /* below it: trimmed, or of another size */
 };
 
 /* What the sequencer knows of a feed after a commit. */
