@@ -362,13 +362,13 @@ static int run_skip_steps(struct ctl *ctl, int argc, char **argv)
 const struct ctl_command ctl_skip_steps_command = {
     .name = "skip-steps",
     .arguments = "--job J --first N --last N [--why TEXT] [--feed F]",
-    .summary = "leave planned steps out (not offered by servers of this version)",
+    .summary = "leave planned steps out",
     .help = "  packctl skip-steps --job train --first 120 --last 124 --why 'loss spike'\n"
             "  packctl skip-steps --job train --step 7\n\n"
             "  --job J            job; --feed F: of another feed than `default`\n"
             "  --first N, --last N  both are left out; --step N is one step\n"
             "  --why TEXT         kept in the log\n\n"
-            "Servers of this version do not offer it and answer UNIMPLEMENTED.\n",
+            "Later steps keep their numbers; ranks open the job again by themselves and pass over.\n",
     .run = run_skip_steps,
 };
 

@@ -45,6 +45,10 @@ struct pd_head {
     struct pd_loss_runs loss;
     const struct pd_span *spans; /* by offset, not overlapping; NULL for none */
     uint32_t span_count;
+    /* What a producer may call the sample by; looked at by skip rules alone. 0 bytes, 0 = none. */
+    const uint8_t *key, *group;
+    uint32_t key_bytes, group_bytes;
+    uint64_t version;
 };
 
 /* A place in a lane: the next head to read is (block, index) or, where that block is used up, the first of the next block. */

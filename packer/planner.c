@@ -7,9 +7,12 @@
  * read the log: the supply does. */
 #include "base/check.h"
 #include "packer/planner_fit.h"
+#include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 
 #include <stdlib.h>
+
+#define RETIRE_PACKS 16u /* so often it is looked whether skip rules are done */
 
 static int planner_init(struct pd_planner *planner, const struct pd_rules *rules)
 {
@@ -71,6 +74,20 @@ static int add_weights(struct pd_planner *planner, const struct pd_control *cont
     return sum > 0 ? pd_records_add_change(&planner->records, &change) : PD_EINVAL;
 }
 
+static int add_skip_rule(struct pd_planner *planner, const struct pd_control *control)
+{
+    uint32_t rules = planner->records.rule_count;
+    for (uint32_t i = 0; i < planner->records.change_count; i++)
+        rules += planner->records.changes[i].kind == PD_CONTROL_SKIP_RULE;
+    if (rules >= PD_SKIP_RULES_MAX)
+        return PD_ELIMIT;
+    return pd_records_add_change(&planner->records,
+                                 &(struct pd_change){.kind = PD_CONTROL_SKIP_RULE,
+                                                     .from_pack = control->from_pack,
+                                                     .at = control->at,
+                                                     .rule = control->rule});
+}
+
 static int add_record(struct pd_planner *planner, const struct pd_control *control)
 {
     switch (control->kind) {
@@ -95,6 +112,8 @@ static int add_record(struct pd_planner *planner, const struct pd_control *contr
                                                          .from_pack = control->from_pack,
                                                          .stream = control->stream,
                                                          .seq = control->seq});
+    case PD_CONTROL_SKIP_RULE:
+        return add_skip_rule(planner, control);
     }
     return PD_EINVAL;
 }
@@ -110,76 +129,15 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
     return rc;
 }
 
-static bool same_sample(const struct pd_segment *segment, const struct pd_change *skip)
-{
-    return segment->stream == skip->stream && segment->seq == skip->seq;
-}
-
-/* Entries of the sample in the window, and how many it should have there if none of it is in a pack yet. */
-struct found {
-    uint32_t present, expected;
-};
-
-static struct found find_sample(const struct pd_planner *planner, const struct pd_change *skip)
-{
-    const struct pd_window *window = &planner->window;
-    const struct pd_pending *pending = &planner->pending;
-    struct found found = {0};
-    uint32_t last_pass = 0;
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
-        const struct pd_segment *segment = &window->entries[slot].segment;
-        if (!same_sample(segment, skip))
-            continue;
-        if (found.present++ == 0 || segment->pass != last_pass)
-            found.expected += segment->part_count;
-        last_pass = segment->pass;
-    }
-    if (!pending->active || !same_sample(&pending->entry.segment, skip))
-        return found;
-    if (found.present > 0 && pending->entry.segment.pass == last_pass)
-        found.expected -= pending->entry.segment.part_count;
-    found.expected += pending->split.part;
-    return found;
-}
-
-static void drop_entries(struct pd_planner *planner, const struct pd_change *skip)
-{
-    struct pd_window *window = &planner->window;
-    uint32_t slot = window->oldest;
-    while (slot != PD_SLOT_NONE) {
-        uint32_t newer = window->nodes[slot].newer;
-        const struct pd_segment *segment = &window->entries[slot].segment;
-        if (same_sample(segment, skip)) {
-            planner->stats.skipped_samples += segment->part == 0;
-            pd_window_remove(window, slot);
-        }
-        slot = newer;
-    }
-    if (planner->pending.active && same_sample(&planner->pending.entry.segment, skip)) {
-        planner->stats.skipped_samples += planner->pending.split.part == 0;
-        planner->pending = (struct pd_pending){0};
-    }
-}
-
-/* A sample that is partly packed already stays whole; any other place it may have reached forgets it. */
-static int apply_skip(struct pd_planner *planner, const struct pd_change *skip)
-{
-    struct found found = find_sample(planner, skip);
-    if (found.present == found.expected) {
-        drop_entries(planner, skip);
-        pd_solver_void(&planner->solver);
-    }
-    for (uint32_t i = 0; i < planner->shuffle.count; i++)
-        if (same_sample(&planner->shuffle.entries[i].segment, skip))
-            planner->shuffle.entries[i].dropped = true;
-    return pd_records_add_skip(&planner->records, (struct pd_skip){skip->stream, skip->seq});
-}
-
-/* Changes that act from this pack on, in log order. */
-static int apply_changes(struct pd_planner *planner)
+/* Changes that act from this pack on, in log order. Once a pack: where they empty the window it is filled again, perhaps much later, and what
+ * has been told meanwhile must not act in between. */
+static int apply_changes(struct pd_planner *planner, const struct pd_supply *supply)
 {
     struct pd_records *records = &planner->records;
     uint32_t i = 0;
+    if (planner->changed)
+        return 0;
+    planner->changed = true;
     while (i < records->change_count) {
         struct pd_change change = records->changes[i];
         if (change.from_pack > planner->next_pack) {
@@ -188,10 +146,13 @@ static int apply_changes(struct pd_planner *planner)
         }
         if (change.kind == PD_CONTROL_WEIGHTS)
             pd_lanes_reweigh(&planner->lanes, change.weights);
-        else if (apply_skip(planner, &change) != 0)
-            return PD_ENOMEM;
+        int rc = change.kind == PD_CONTROL_WEIGHTS ? 0 : pd_skip_apply(planner, supply, &change);
+        if (rc != 0)
+            return rc;
         pd_records_pop_change(records, i);
     }
+    if (records->rule_count > 0 && planner->next_pack % RETIRE_PACKS == 0)
+        pd_skip_retire(planner);
     return 0;
 }
 
@@ -224,7 +185,7 @@ static int settle_window(struct pd_planner *planner, const struct pd_supply *sup
             pd_records_pop_flush(&planner->records);
             continue;
         }
-        int rc = apply_changes(planner);
+        int rc = apply_changes(planner, supply);
         if (rc != 0)
             return rc;
         if (planner->window.count > 0)
@@ -248,10 +209,16 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
         return rc;
     PD_CHECK(pack->segment_count > 0 && pack->used_slots <= planner->rules.seq_len);
     pack->number = planner->next_pack++;
+    planner->changed = false;
     planner->stats.packs++;
     if (how == PD_REFILL_SHORT)
         pd_records_flushed(&planner->records);
     return 0;
+}
+
+uint64_t pd_planner_change_pack(const struct pd_planner *planner)
+{
+    return planner->next_pack + planner->changed;
 }
 
 static uint64_t lower(uint64_t a, uint64_t b)

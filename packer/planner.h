@@ -66,7 +66,7 @@ struct pd_rules {
 /* Where heads come from: the server reads them from the log, tests from arrays.
  *
  * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below the cursor when the head of a split
- * sample is read again, part by part (never below pd_planner_lowest_block). With several lanes, reads alternate between them. */
+ * sample is read again, part by part, or that of a sample that a skip rule may fit (never below pd_planner_lowest_block). With several lanes, reads alternate between them. */
 struct pd_supply {
     void *ctx;
     /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns the count. They are borrowed until the
@@ -79,15 +79,27 @@ struct pd_supply {
  * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
  * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
  * that one. A flush told before the planner gets there does nothing until it does.
- * WEIGHTS and SKIP act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP drops
- * the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. */
+ * WEIGHTS, SKIP and SKIP_RULE act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP
+ * drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with
+ * every sample before `at` that the rule fits. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
     PD_CONTROL_FLUSH,    /* until `packs` packs are made from a short window, or none is left */
     PD_CONTROL_WEIGHTS,  /* lane weights; not for an ordered merge */
     PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
+    PD_CONTROL_SKIP_RULE,
 };
+
+/* Samples for which everything that is set holds. */
+struct pd_skip_rule {
+    bool by_stream, by_source, by_group, by_key;
+    uint32_t stream, source;
+    uint64_t first_seq, last_seq; /* inclusive; 0 and UINT64_MAX: any */
+    uint64_t group, key;          /* XXH3-64 of the bytes */
+    uint64_t version_below;       /* 0 = any; a sample without version has version 0 */
+};
+#define PD_SKIP_RULES_MAX 64 /* that still have something to do */
 
 struct pd_control {
     enum pd_control_kind kind;
@@ -98,6 +110,7 @@ struct pd_control {
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
+    struct pd_skip_rule rule;
 };
 
 /* Why pd_planner_next gave PD_EAGAIN: what the refill wants. */
@@ -130,7 +143,7 @@ int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner,
 void pd_planner_free(struct pd_planner *planner);
 
 /* Tells a control record; call in log order, before the planner is asked for a pack that could see heads behind it. PD_EINVAL (a lane that does
- * not exist, positions going backwards), PD_ENOMEM, PD_ELIMIT (more than 4,096 open flushes or changes). */
+ * not exist, positions going backwards), PD_ENOMEM, PD_ELIMIT (more than 4,096 open flushes or changes, or PD_SKIP_RULES_MAX rules). */
 int pd_planner_control(struct pd_planner *planner, const struct pd_control *control) PD_MUST_CHECK;
 
 /* Makes the next pack into *pack (cleared first). 0; PD_EAGAIN: the log does not hold enough yet, *want says what is missing and the call may be
@@ -138,6 +151,9 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
  * returned: the planner must be thrown away and restored. */
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
+
+/* The first pack that a change told now can act on: its from_pack must not be lower. */
+uint64_t pd_planner_change_pack(const struct pd_planner *planner);
 
 /* The lowest block that the window and the buffer still need, and the first block of each lane that will be repeated; or UINT64_MAX. The log
  * must keep it. Walks window and buffer: once per trim, not per pack. */

@@ -15,11 +15,19 @@ struct pd_flush {
 
 /* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however often the refill had to wait. */
 struct pd_change {
-    enum pd_control_kind kind; /* WEIGHTS or SKIP */
+    enum pd_control_kind kind; /* WEIGHTS, SKIP or SKIP_RULE */
     uint64_t from_pack;
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
+    uint64_t at; /* SKIP_RULE: its place */
+    struct pd_skip_rule rule;
+};
+
+/* A rule in force: it fits samples before `at` alone. */
+struct pd_open_rule {
+    uint64_t at;
+    struct pd_skip_rule rule;
 };
 
 struct pd_skip {
@@ -31,7 +39,8 @@ struct pd_records {
     struct pd_flush *flushes;  /* by place */
     struct pd_change *changes; /* in log order */
     struct pd_skip *skips;     /* by (stream, seq) */
-    uint32_t flush_count, change_count, skip_count;
+    struct pd_open_rule rules[PD_SKIP_RULES_MAX]; /* in log order */
+    uint32_t flush_count, change_count, skip_count, rule_count;
     uint32_t flush_capacity, change_capacity, skip_capacity;
     uint64_t last_at; /* place of the last record told */
 };

@@ -6,6 +6,7 @@
  *   lane head ──> left out (skipped, over-length)                         counted
  *             ──> entry ──> [shuffle buffer] ──> window
  *                                            └─> pending ──> part, part, ... ──> window      (split) */
+#include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 
 enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED };
@@ -111,8 +112,8 @@ static enum admit admit(const struct pd_planner *planner, const struct pd_head *
                         struct pd_entry *entry, uint64_t *slots)
 {
     const struct pd_rules *rules = &planner->rules;
-    if (planner->records.skip_count > 0 &&
-        pd_records_skips(&planner->records, head->stream, head->seq))
+    if ((planner->records.skip_count > 0 || planner->records.rule_count > 0) &&
+        pd_skip_fits(&planner->records, head))
         return LEAVE_SKIPPED;
     entry_fill(entry, head, lane, planner->lanes.lane[lane].pass);
     if (!pd_cut_fits(head, pd_planner_room(rules)))
@@ -234,7 +235,7 @@ static void take_run(struct pd_planner *planner)
     uint64_t before = 0, limit = pd_records_limit(&planner->records);
     const struct pd_head *heads = pd_lanes_run(&planner->lanes, limit, &count, &before);
     struct pd_cursor at = planner->lanes.lane[0].cursor;
-    if (!heads || planner->records.skip_count > 0)
+    if (!heads || planner->records.skip_count > 0 || planner->records.rule_count > 0)
         return;
     if (count > window->capacity - window->count)
         count = window->capacity - window->count;

@@ -1,6 +1,7 @@
 /* The planner's state as bytes, and back.
  *
  *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
+ *   [| changed, skip rules]
  *
  * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
  * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
@@ -327,6 +328,37 @@ static void get_pending(struct pd_reader *reader, const struct pd_rules *rules,
                        split->part < sample->part_count);
 }
 
+static void put_rule(struct pd_buf *buf, uint64_t at, const struct pd_skip_rule *rule)
+{
+    put(buf, at);
+    put(buf, rule->by_stream | rule->by_source << 1 | rule->by_group << 2 | rule->by_key << 3);
+    put(buf, rule->stream);
+    put(buf, rule->source);
+    put(buf, rule->first_seq);
+    put(buf, rule->last_seq);
+    pd_buf_put_u64(buf, rule->group);
+    pd_buf_put_u64(buf, rule->key);
+    put(buf, rule->version_below);
+}
+
+static void get_rule(struct pd_reader *reader, uint64_t *at, struct pd_skip_rule *rule)
+{
+    *at = get(reader);
+    uint32_t flags = get32(reader);
+    expect(reader, flags <= 15);
+    rule->by_stream = flags & 1;
+    rule->by_source = flags >> 1 & 1;
+    rule->by_group = flags >> 2 & 1;
+    rule->by_key = flags >> 3 & 1;
+    rule->stream = get32(reader);
+    rule->source = get32(reader);
+    rule->first_seq = get(reader);
+    rule->last_seq = get(reader);
+    rule->group = pd_reader_u64(reader);
+    rule->key = pd_reader_u64(reader);
+    rule->version_below = get(reader);
+}
+
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
 {
     put(buf, records->last_at);
@@ -346,6 +378,8 @@ static void put_records(struct pd_buf *buf, const struct pd_records *records, ui
         put(buf, change->seq);
         for (uint32_t j = 0; change->kind == PD_CONTROL_WEIGHTS && j < lanes; j++)
             put(buf, change->weights[j]);
+        if (change->kind == PD_CONTROL_SKIP_RULE)
+            put_rule(buf, change->at, &change->rule);
     }
     for (uint32_t i = 0; i < records->skip_count; i++) {
         put(buf, records->skips[i].stream);
@@ -382,7 +416,10 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
         sum += change.weights[j];
         expect(reader, change.weights[j] <= PD_LANE_WEIGHT_MAX);
     }
-    if (!expect(reader, weights ? sum > 0 : change.kind == PD_CONTROL_SKIP))
+    if (change.kind == PD_CONTROL_SKIP_RULE)
+        get_rule(reader, &change.at, &change.rule);
+    bool skip = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE;
+    if (!expect(reader, weights ? sum > 0 : skip))
         return 0;
     return pd_records_add_change(records, &change);
 }
@@ -412,6 +449,32 @@ static int get_records(struct pd_reader *reader, const struct pd_rules *rules,
     return rc;
 }
 
+/* Behind everything else, and only where there are any: snapshots without it are complete too. */
+static void put_open_rules(struct pd_buf *buf, const struct pd_planner *planner)
+{
+    const struct pd_records *records = &planner->records;
+    if (records->rule_count == 0 && !planner->changed)
+        return;
+    put(buf, planner->changed);
+    put(buf, records->rule_count);
+    for (uint32_t i = 0; i < records->rule_count; i++)
+        put_rule(buf, records->rules[i].at, &records->rules[i].rule);
+}
+
+static void get_open_rules(struct pd_reader *reader, struct pd_planner *planner)
+{
+    struct pd_records *records = &planner->records;
+    if (reader->failed || pd_reader_left(reader) == 0)
+        return;
+    uint32_t changed = get32(reader), count = get32(reader);
+    planner->changed = changed;
+    expect(reader, changed <= 1 && changed + count > 0 && count <= PD_SKIP_RULES_MAX);
+    for (uint32_t i = 0; i < count && !reader->failed; i++) {
+        struct pd_open_rule *open = &records->rules[records->rule_count++];
+        get_rule(reader, &open->at, &open->rule);
+    }
+}
+
 int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
 {
     bool bins = planner->solver.packs_left > 0;
@@ -427,6 +490,7 @@ int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
     put_shuffle(buf, &planner->shuffle);
     put_pending(buf, &planner->pending);
     put_records(buf, &planner->records, rule_lanes(&planner->rules));
+    put_open_rules(buf, planner);
     return buf->failed ? PD_ENOMEM : 0;
 }
 
@@ -446,6 +510,8 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
         get_pending(reader, rules, &planner->pending);
     if (rc == 0 && !reader->failed)
         rc = get_records(reader, rules, &planner->records);
+    if (rc == 0)
+        get_open_rules(reader, planner);
     if (rc != 0)
         return rc == PD_ENOMEM ? PD_ENOMEM : PD_ECORRUPT;
     return pd_reader_done(reader) ? 0 : PD_ECORRUPT;

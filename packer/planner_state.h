@@ -24,6 +24,7 @@ struct pd_planner {
     uint32_t magic;
     struct pd_rules rules;
     uint64_t next_pack;
+    bool changed; /* the changes due at next_pack have acted, and left the window empty */
     struct pd_window window;
     struct pd_solver solver;
     struct pd_lanes lanes;

@@ -629,6 +629,16 @@ void pd_block_head_sample(const struct pd_block_head *head, uint32_t index, stru
         bytes += pd_block_head_extent(head, k, index).size_bytes;
         out->tensors |= 1ull << head->tensors[k].number;
     }
+    if (head->versions)
+        out->version = head->versions[index];
+    if (head->key_ends) {
+        out->key = head->keys + start_of(head->key_ends, index);
+        out->key_bytes = head->key_ends[index] - start_of(head->key_ends, index);
+    }
+    if (head->group_ends) {
+        out->group = head->groups + start_of(head->group_ends, index);
+        out->group_bytes = head->group_ends[index] - start_of(head->group_ends, index);
+    }
     if (head->tensor_count > 0)
         out->payload_bytes = bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX;
 }

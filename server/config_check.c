@@ -286,8 +286,6 @@ static int check_log_share(const struct pd_config *config, struct pd_error *erro
 int pd_config_check(struct pd_config *config, struct pd_error *error)
 {
     int rc = check_addresses(config, error);
-    if (rc == 0 && config->on_violation == PD_ON_VIOLATION_SKIP_STEP)
-        rc = not_offered(error, "validate.on_violation: skip_step", "stop");
     for (uint32_t i = 0; i < config->feed_count && rc == 0; i++) {
         rc = check_feed(&config->feeds[i], error);
         if (rc != 0)

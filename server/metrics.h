@@ -45,6 +45,8 @@
       "Samples refused at the door.")                                                             \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                              \
       "Violations found, by structural rule or kind of the probe's, each build counted.")         \
+    X(PD_M_STEPS_SKIPPED, "packd_steps_skipped_total", "cause",                                   \
+      "Steps left out of jobs, by an operator or for a violation.")                               \
     X(PD_M_GRPC_HANDLED, "packd_grpc_handled_total", "code", "gRPC calls ended, by status code.")
 
 /* Seconds, fixed buckets. */

@@ -31,6 +31,7 @@
 #include "server/process.h"
 #include "server/repro.h"
 #include "server/sdnotify.h"
+#include "server/skip_step.h"
 #include "server/steps.h"
 #include "server/validate.h"
 #include "server/version.h"
@@ -63,6 +64,7 @@ struct daemon {
     struct pd_log *log;
     struct pd_serve *serve;
     struct pd_repro repro;
+    struct pd_skip_step skip_step;
     struct pd_validation *validation;
     struct pd_collector *collector;
     struct pd_sequencer *sequencer;
@@ -273,6 +275,8 @@ static int start_serve(void *ctx, struct pd_error *error)
         return rc;
     d->repro = (struct pd_repro){.config = &d->config, .log = d->log};
     pd_serve_set_repro(d->serve, pd_repro_save, &d->repro);
+    d->skip_step = (struct pd_skip_step){.config = &d->config, .serve = d->serve};
+    pd_serve_set_skip(d->serve, pd_skip_step_ask, &d->skip_step);
 #ifdef PD_TEST_FAULTS
     pd_fault_install(&d->config, d->serve);
 #endif
@@ -303,9 +307,12 @@ static int start_assemble(void *ctx, struct pd_error *error)
     return pd_serve_start(((struct daemon *)ctx)->serve, error);
 }
 
+/* Assemble threads may ask the sequencer to their end: it refuses, but is there. */
 static void stop_assemble(void *ctx)
 {
-    pd_serve_stop(((struct daemon *)ctx)->serve);
+    struct daemon *d = ctx;
+    pd_serve_stop(d->serve);
+    pd_sequencer_free(d->sequencer);
 }
 
 static int start_collector(void *ctx, struct pd_error *error)
@@ -322,14 +329,14 @@ static void stop_collector(void *ctx)
 static int start_sequencer(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    return pd_sequencer_start(&d->config, d->log, d->serve, &d->sequencer, error);
+    int rc = pd_sequencer_start(&d->config, d->log, d->serve, &d->sequencer, error);
+    d->skip_step.sequencer = d->sequencer;
+    return rc;
 }
 
 static void stop_sequencer(void *ctx)
 {
-    struct daemon *d = ctx;
-    pd_sequencer_stop(d->sequencer);
-    pd_sequencer_free(d->sequencer);
+    pd_sequencer_stop(((struct daemon *)ctx)->sequencer);
 }
 
 static int start_rpc(void *ctx, struct pd_error *error)

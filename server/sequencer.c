@@ -63,6 +63,8 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_flush(seq, (struct pd_request_flush *)request);
     case PD_REQUEST_DELETE_JOB:
         return pd_seq_delete_job(seq, (struct pd_request_delete_job *)request);
+    case PD_REQUEST_SKIP_STEPS:
+        return pd_seq_skip_steps(seq, (struct pd_request_skip_steps *)request);
     case PD_REQUEST_STATUS:
         return 0; /* filled after the commit */
     }
@@ -91,6 +93,7 @@ int pd_sequencer_submit(struct pd_sequencer *seq, struct pd_request *request)
     int rc = 0;
     request->result = 0;
     request->error = (struct pd_error){0};
+    request->record = 0;
     pthread_mutex_lock(&seq->mutex);
     if (seq->stopping) {
         rc = PD_ECLOSED;
@@ -247,7 +250,7 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         struct pd_seq_job *job = feed->jobs[i];
         if (job->deleted) {
             pd_serve_job_deleted(seq->serve, feed->index, job->id);
-            free(job);
+            pd_seq_job_free(job);
             continue;
         }
         if (job->announce) {
@@ -255,6 +258,9 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .job_id = job->id,
                                        .spec = job->spec,
                                        .generation = job->generation,
+                                       .world = job->world,
+                                       .loaded_steps = job->loaded_steps,
+                                       .skipped = &job->skipped,
                                        .first_step = job->first_step,
                                        .first_pack = job->first_pack,
                                        .lowest_step = pd_seq_lowest_step(feed, job)};
@@ -291,6 +297,10 @@ static void count_group(struct pd_sequencer *seq)
     pd_metric_add(PD_M_INGEST_BYTES, counts->bytes);
     pd_metric_add(PD_M_INGEST_DUPLICATES, counts->duplicates);
     pd_metric_add(PD_M_PACKS_PLANNED, counts->packs);
+    if (counts->skipped_by_operator > 0)
+        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "operator", counts->skipped_by_operator);
+    if (counts->skipped_by_violation > 0)
+        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "violation", counts->skipped_by_violation);
 }
 
 /* A full disk is tried again after a while; the timer sees to it. */

@@ -34,6 +34,7 @@ enum pd_request_kind {
     PD_REQUEST_DELIVERED,
     PD_REQUEST_FLUSH,
     PD_REQUEST_DELETE_JOB,
+    PD_REQUEST_SKIP_STEPS,
     PD_REQUEST_STATUS,
 };
 
@@ -44,7 +45,8 @@ struct pd_request {
     enum pd_request_kind kind;
     void (*done)(struct pd_request *request); /* sequencer thread, after the commit */
     int result;                               /* 0 or PD_E* */
-    struct pd_error error;                    /* filled where result != 0 */
+    uint64_t record;       /* position of the record that a control call wrote; 0 = none */
+    struct pd_error error; /* filled where result != 0 */
 };
 
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
@@ -153,6 +155,21 @@ struct pd_request_delete_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
     bool force;
+};
+
+/* Leaves planned steps of a job out, as a new generation of the same world. Nothing is written where
+ * all of them are out already. PD_ENOTFOUND; PD_EINVAL BAD_RANGE; PD_EMISMATCH STEP_PLANNED (the last
+ * one is not planned); PD_ERANGE STEP_TRIMMED; PD_ELIMIT TOO_MANY_SKIPS; PD_EFENCED: `only_at` is
+ * set and the job has gone on to another generation. */
+struct pd_request_skip_steps {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
+    uint64_t first, last; /* both are left out */
+    char why[256];
+    uint64_t only_at; /* a generation; 0 = whatever it is */
+    /* out */
+    uint64_t generation, next_step;
+    uint64_t lowest_step; /* with STEP_TRIMMED */
 };
 
 /* A copy of everything Status shows that the sequencer owns. */

@@ -29,7 +29,7 @@ static struct pd_seq_job *job_find(const struct pd_seq_feed *feed, const char *n
     return NULL;
 }
 
-static int job_named(struct pd_sequencer *seq, const char *feed_name, const char *name,
+int pd_seq_job_named(struct pd_sequencer *seq, const char *feed_name, const char *name,
                      struct pd_seq_feed **feed, struct pd_seq_job **job, struct pd_error *error)
 {
     int rc = pd_seq_feed_named(seq, feed_name, feed, error);
@@ -40,6 +40,19 @@ static int job_named(struct pd_sequencer *seq, const char *feed_name, const char
         return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB", "feed '%s' has no job '%s'",
                             feed_name, name);
     return 0;
+}
+
+void pd_seq_job_advance(struct pd_seq_job *job, uint64_t step)
+{
+    if (job->delivered < step)
+        job->delivered = step;
+    job->delivered = pd_step_ranges_pass(&job->skipped, job->delivered);
+}
+
+void pd_seq_job_free(struct pd_seq_job *job)
+{
+    pd_step_ranges_fini(&job->skipped);
+    free(job);
 }
 
 /* ---- what a job may ask for ---- */
@@ -232,7 +245,8 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     if (rc)
         return rc;
     job->spec = request->spec;
-    job->generation++;
+    job->world = ++job->generation;
+    job->loaded_steps = 0;
     job->world_first_step = first_step(feed, job, request);
     remember_token(job, request->world_token);
     return pd_seq_job_record(seq, feed, job);
@@ -254,7 +268,7 @@ static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
     job->id = feed->next_job_id++;
     job->spec = request->spec;
-    job->generation = 1;
+    job->generation = job->world = 1;
     job->delivered_known = true;
     job->first_pack = feed->lowest_pack;
     job->world_first_step = first_step(feed, job, request);
@@ -300,8 +314,8 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
         says || !request->world_token[0] ? first_step(feed, job, request) : job->world_first_step;
     if (!request->has_resume_step && request->first_step < request->lowest_step)
         request->first_step = request->lowest_step;
-    if (job->delivered < request->first_step)
-        job->delivered = request->first_step;
+    request->first_step = pd_step_ranges_pass(&job->skipped, request->first_step);
+    pd_seq_job_advance(job, request->first_step);
 }
 
 static bool step_exists(const struct pd_seq_feed *feed, const struct pd_job_steps *steps,
@@ -374,7 +388,7 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
     struct pd_error *error = &request->base.error;
     struct pd_seq_feed *feed = NULL;
     struct pd_seq_job *job = NULL;
-    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
+    int rc = pd_seq_job_named(seq, request->feed, request->job, &feed, &job, error);
     if (rc)
         return rc;
     if (request->generation != job->generation)
@@ -401,8 +415,7 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
     if (rc)
         return rc;
     job->committed = request->step + 1;
-    if (job->delivered < job->committed)
-        job->delivered = job->committed;
+    pd_seq_job_advance(job, job->committed);
     remember_commit(job, request->step, wall_ns);
     job->dirty = true;
     feed->trim_wanted = true;
@@ -429,8 +442,7 @@ int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *requ
                             "no job %u of feed %u", request->job_id, request->feed_index);
     if (request->step >= UINT32_MAX)
         return 0;
-    if (job->delivered < request->step + 1)
-        job->delivered = request->step + 1;
+    pd_seq_job_advance(job, request->step + 1);
     job->delivered_known = true;
     feed->plan_wanted = true;
     return pd_seq_job_alive(seq, feed, job);
@@ -441,7 +453,7 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
     struct pd_error *error = &request->base.error;
     struct pd_seq_feed *feed = NULL;
     struct pd_seq_job *job = NULL;
-    int rc = job_named(seq, request->feed, request->job, &feed, &job, error);
+    int rc = pd_seq_job_named(seq, request->feed, request->job, &feed, &job, error);
     if (rc)
         return rc;
     uint32_t calls = pd_serve_job_calls(seq->serve, feed->index, job->id);

@@ -48,7 +48,7 @@ static void feed_free(struct pd_seq_feed *feed)
     pd_seq_space_fini(feed);
     pd_buf_fini(&feed->settings);
     for (uint32_t i = 0; i < feed->job_count; i++)
-        free(feed->jobs[i]);
+        pd_seq_job_free(feed->jobs[i]);
     free(feed->jobs);
     free(feed->sources);
     free(feed->lane_ended);
@@ -72,8 +72,9 @@ void pd_seq_state_fini(struct pd_seq_state *state)
 static void carry_job(struct pd_seq_job *to, const struct pd_seq_job *from)
 {
     to->announce = false;
-    to->delivered = from->delivered;
+    pd_seq_job_advance(to, from->delivered);
     to->delivered_known = from->delivered_known;
+    to->loaded_steps = from->loaded_steps;
     to->given_up = from->given_up;
     to->active_ns = from->active_ns;
 }
@@ -183,7 +184,7 @@ static int load_job(void *ctx, uint32_t number, uint32_t id, struct pd_reader ro
     job->active_ns = pd_clock_mono_ns();
     feed->jobs[feed->job_count++] = job;
     int rc = pd_seq_job_decode(job, row);
-    job->delivered = job->committed;
+    pd_seq_job_advance(job, job->committed);
     return rc;
 }
 
@@ -246,6 +247,16 @@ static int load_planners(struct pd_sequencer *seq, struct planned *planned, uint
     return 0;
 }
 
+/* Whatever is planned may have been delivered before the process began. */
+static void note_loaded(struct pd_seq_feed *feed)
+{
+    feed->loaded_packs = feed->packs;
+    for (uint32_t i = 0; feed->config && i < feed->job_count; i++) {
+        struct pd_job_steps steps = pd_seq_job_steps(feed, feed->jobs[i]);
+        feed->jobs[i]->loaded_steps = pd_job_steps_planned(&steps, feed->packs, true);
+    }
+}
+
 /* A stopped feed keeps what was planned; a replayed one must have come to the same place. */
 static void check_planned(struct pd_sequencer *seq, const struct planned *planned)
 {
@@ -258,7 +269,7 @@ static void check_planned(struct pd_sequencer *seq, const struct planned *planne
                 "replaying the log does not end where the table of feeds says it does");
         feed->packs = planned[i].packs;
         feed->plan_digest = planned[i].digest;
-        feed->loaded_packs = feed->packs;
+        note_loaded(feed);
     }
 }
 

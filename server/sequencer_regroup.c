@@ -36,6 +36,15 @@ static int check_regroup(const struct pd_seq_feed *feed, const struct pd_seq_job
             "job '%s' can be regrouped at its last commit only: step %llu comes next, "
             "this world would begin at step %llu",
             job->spec.name, (unsigned long long)at, (unsigned long long)begin);
+    const struct pd_step_ranges *skipped = &job->skipped;
+    if (skipped->count > 0 && skipped->ranges[skipped->count - 1].last >= at)
+        return pd_error_set(
+            error, PD_EMISMATCH, "REGROUP",
+            "job '%s': steps up to %llu are left out (SkipSteps), and another size "
+            "would move them; go on with %u packs a step until a step behind them is "
+            "committed, then regroup",
+            job->spec.name, (unsigned long long)skipped->ranges[skipped->count - 1].last,
+            job->spec.step_packs);
     if (!pd_job_step_splits(&steps, at, &next))
         return pd_error_set(
             error, PD_EMISMATCH, "REGROUP",

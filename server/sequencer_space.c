@@ -320,8 +320,8 @@ static void check_stuck(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                  lane_waits_for_room(seq, feed) && !feed->stalled;
     if (stuck) {
         struct pd_job_steps steps = pd_seq_job_steps(feed, job);
-        stuck = job->delivered <= job->committed &&
-                pd_job_steps_planned(&steps, feed->packs, false) <= job->committed;
+        stuck = job->delivered <= pd_seq_job_done(job) &&
+                pd_job_steps_planned(&steps, feed->packs, false) <= pd_seq_job_done(job);
     }
     feed->flush_wanted = stuck && feed->want.window_samples > 0 && pd_seq_waited_pack(feed) > 0;
     bool hopeless = stuck && !feed->flush_wanted;

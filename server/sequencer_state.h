@@ -9,6 +9,7 @@
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_idle.c      jobs that fall silent
  *   sequencer_regroup.c   another P
+ *   sequencer_skip.c      SkipSteps
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
  *   sequencer_space.c     bytes in the log, who may add to them, what is done when they run out
  *   sequencer_trim.c      what jobs hold, and deleting the rest
@@ -23,6 +24,7 @@
 #include "server/job_steps.h"
 #include "server/log_writer.h"
 #include "server/sequencer.h"
+#include "server/step_ranges.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -64,7 +66,9 @@ struct pd_seq_job {
     uint64_t first_step; /* 0, or the step at which it was regrouped: those before it are gone */
     uint64_t first_pack; /* of that step */
     uint64_t world_first_step; /* where the ranks of the current token began */
-    uint64_t committed;        /* next step after the last commit; 0 = none */
+    uint64_t world;            /* the generation it began with; SkipSteps raises generation alone */
+    struct pd_step_ranges skipped;
+    uint64_t committed;                              /* next step after the last commit; 0 = none */
     char tokens[PD_SEQ_TOKENS_MAX][PD_NAME_MAX + 1]; /* oldest first; the last is the current one */
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
@@ -76,6 +80,7 @@ struct pd_seq_job {
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
     uint64_t active_ns; /* monotonic: the last sign of life, or the start */
+    uint64_t loaded_steps; /* of its world, planned when the log was read: delivered, perhaps */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
 };
@@ -168,6 +173,7 @@ struct pd_seq_state {
 /* What a group adds to the metrics once it is committed. */
 struct pd_seq_counts {
     uint64_t blocks, samples, tokens, bytes, duplicates, packs;
+    uint64_t skipped_by_operator, skipped_by_violation; /* steps */
 };
 
 /* What the other threads see of a feed's space. */
@@ -279,6 +285,17 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
 int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *request);
 int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *request);
 int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request);
+/* The job of a request by names; PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_JOB. */
+int pd_seq_job_named(struct pd_sequencer *seq, const char *feed_name, const char *name,
+                     struct pd_seq_feed **feed, struct pd_seq_job **job,
+                     struct pd_error *error) PD_MUST_CHECK;
+/* Its ranks have what is below `step`, and whatever behind it is left out. */
+void pd_seq_job_advance(struct pd_seq_job *job, uint64_t step);
+void pd_seq_job_free(struct pd_seq_job *job);
+
+/* ---- sequencer_skip.c ---- */
+
+int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
 
 /* Writes the job as it is now as a record, and its row. */
 int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
@@ -368,6 +385,8 @@ int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
                     uint64_t packs, struct pd_error *error) PD_MUST_CHECK;
 /* The lowest step that the job's retained commits can lead back to. */
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
+/* The first step that a commit could still be for: behind the last one, and what is left out. */
+uint64_t pd_seq_job_done(const struct pd_seq_job *job);
 /* The lowest step of the job that is still in the log. */
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The trainer that holds most; NULL: none. */

@@ -127,7 +127,12 @@ uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_s
         floor = by_bytes;
     if (floor < job->first_step)
         floor = job->first_step;
-    return floor > job->given_up ? floor : job->given_up;
+    return pd_step_ranges_pass(&job->skipped, floor > job->given_up ? floor : job->given_up);
+}
+
+uint64_t pd_seq_job_done(const struct pd_seq_job *job)
+{
+    return pd_step_ranges_pass(&job->skipped, job->committed);
 }
 
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
@@ -299,7 +304,8 @@ void pd_seq_give_up_commits(struct pd_seq_feed *feed)
 {
     struct pd_seq_job *job = pd_seq_slowest_job(feed);
     if (!job || !feed->waiting || feed->trimming || feed->trim_wanted || job->committed == 0 ||
-        job->delivered > job->committed || pd_seq_job_floor_step(feed, job) >= job->committed)
+        job->delivered > pd_seq_job_done(job) ||
+        pd_seq_job_floor_step(feed, job) >= pd_seq_job_done(job))
         return;
     pd_log(
         PD_LOG_WARN, "retained_commits_given_up",

@@ -81,6 +81,14 @@ void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx)
     serve->repro_ctx = ctx;
 }
 
+void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(serve->worker_count == 0);
+    serve->skip = skip;
+    serve->skip_ctx = ctx;
+}
+
 void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, void *ctx)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
@@ -149,9 +157,10 @@ static void job_advance(struct pd_serve *serve, struct pd_serve_job *job, struct
     struct pd_entry *entry = pd_entry_from(job, before);
     while (entry && (ended || entry->key.step < job->steps_planned)) {
         struct pd_entry *next = pd_entry_next(entry);
-        if (entry->state == PD_ENTRY_UNPLANNED && entry->key.step < job->steps_planned)
+        bool planned = entry->key.step < job->steps_planned;
+        if (entry->state == PD_ENTRY_UNPLANNED && planned && !pd_job_holds(job, entry->key.step))
             pd_entry_queue(serve, entry);
-        else if (entry->state == PD_ENTRY_UNPLANNED)
+        else if (entry->state == PD_ENTRY_UNPLANNED && !planned)
             pd_entry_drop(serve, entry, after);
         entry = next;
     }
@@ -188,6 +197,18 @@ static void job_trim(struct pd_serve *serve, struct pd_serve_job *job, struct pd
     }
 }
 
+/* Takes over what the sequencer says of the job. */
+static void job_inform(struct pd_serve_job *job, const struct pd_job_info *info)
+{
+    static const struct pd_step_ranges none;
+    if (job->info.world != info->world)
+        job->handed_end = 0;
+    job->info = *info;
+    job->info.skipped = NULL;
+    /* without them its ranks would get steps that the others leave out */
+    PD_CHECK(pd_step_ranges_copy(&job->skipped, info->skipped ? info->skipped : &none) == 0);
+}
+
 void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
@@ -205,7 +226,7 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
     if (!job)
         job = pd_job_add(serve, info);
     PD_CHECK(job); /* a job lost here would never be served: end rather than hang its ranks */
-    job->info = *info;
+    job_inform(job, info);
     if (other_world) /* else the log was trimmed: what has been measured stays */
         pd_job_slot(serve, job, 0);
     job_trim(serve, job, &after);
@@ -281,6 +302,27 @@ static int admit_key(struct pd_serve *serve, const struct pd_batch_key *key,
     return rc;
 }
 
+/* Moves the key to the first batch behind the steps that are left out; true where it moved. */
+static bool pass_skipped(const struct pd_serve_job *job, struct pd_batch_key *key)
+{
+    uint64_t step = pd_step_ranges_pass(&job->skipped, key->step);
+    if (step == key->step)
+        return false;
+    key->step = step;
+    key->micro = 0;
+    return true;
+}
+
+void pd_serve_pass_skipped(struct pd_serve *serve, struct pd_batch_key *key)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    pthread_mutex_lock(&serve->lock);
+    const struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
+    if (job)
+        pass_skipped(job, key);
+    pthread_mutex_unlock(&serve->lock);
+}
+
 static void observe_wait(struct pd_waiter *waiter)
 {
     if (waiter->since_ns > 0)
@@ -294,6 +336,8 @@ static struct pd_ready_batch *take_ready(struct pd_entry *entry, struct pd_waite
         entry->claims--;
     waiter->claims = false;
     observe_wait(waiter);
+    if (entry->job->handed_end <= entry->key.step)
+        entry->job->handed_end = entry->key.step + 1;
     atomic_fetch_add_explicit(&entry->box->holds, 1, memory_order_relaxed);
     return &entry->box->ready;
 }
@@ -314,8 +358,8 @@ static void join(struct pd_serve *serve, struct pd_entry *entry, struct pd_waite
     pd_list_push(&entry->waiters, &waiter->link);
     serve->gauges.waiters++;
     bool planned = entry->key.step < entry->job->steps_planned;
-    if (planned && entry->state != PD_ENTRY_BUILDING &&
-        !(entry->state == PD_ENTRY_QUEUED && entry->asked))
+    if (planned && !pd_job_holds(entry->job, entry->key.step) &&
+        entry->state != PD_ENTRY_BUILDING && !(entry->state == PD_ENTRY_QUEUED && entry->asked))
         pd_entry_queue(serve, entry);
 }
 
@@ -418,16 +462,19 @@ void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key)
     struct pd_error error;
     uint64_t last_step;
     struct pd_serve_job *job = NULL;
+    struct pd_batch_key wanted = *key;
     pthread_mutex_lock(&serve->lock);
     int rc = admit_key(serve, key, &job, &last_step, &error);
+    if (rc == 0 && pass_skipped(job, &wanted))
+        rc = admit_key(serve, &wanted, &job, &last_step, &error);
     /* Of what is not planned only the very next step: it bounds the hints that wait. */
-    if (rc == 0 && key->step <= job->steps_planned && job->prefetch_count < PD_PREFETCH_MAX &&
-        !pd_entry_find(job, key)) {
-        struct pd_entry *entry = pd_entry_add(job, key);
+    if (rc == 0 && wanted.step <= job->steps_planned && !pd_job_holds(job, wanted.step) &&
+        job->prefetch_count < PD_PREFETCH_MAX && !pd_entry_find(job, &wanted)) {
+        struct pd_entry *entry = pd_entry_add(job, &wanted);
         if (entry) {
             entry->prefetch = true;
             job->prefetch_count++;
-            if (key->step < job->steps_planned)
+            if (wanted.step < job->steps_planned)
                 pd_entry_queue(serve, entry);
         }
     }

@@ -21,6 +21,7 @@
 #include "server/config.h"
 #include "server/job_steps.h"
 #include "server/log.h"
+#include "server/step_ranges.h"
 
 enum pd_arrays { PD_ARRAYS_ALL, PD_ARRAYS_CORE };
 enum pd_job_kind { PD_JOB_TRAINER, PD_JOB_READER };
@@ -41,7 +42,10 @@ struct pd_job_info {
     struct pd_job_spec spec;
     uint64_t generation;
     uint64_t first_step, first_pack; /* where its steps of this size begin */
-    uint64_t lowest_step; /* below it: trimmed, or of another size */
+    uint64_t world;        /* the generation that the present world began with */
+    uint64_t loaded_steps; /* of the world: those below may have been delivered before the start */
+    uint64_t lowest_step;  /* below it: trimmed, or of another size */
+    const struct pd_step_ranges *skipped; /* left out; of the caller, NULL in copies given out */
 };
 
 /* What the sequencer knows of a feed after a commit. */
@@ -137,6 +141,18 @@ void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, vo
 struct pd_assemble_order;
 typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order, const struct pd_check_finding *finding, char *path, size_t size);
 void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx);
+/* A step that serve wants left out, because a batch of it cannot be served and nothing of it has been handed out (validate.on_violation: skip_step). */
+struct pd_skip_order {
+    uint32_t feed_index, job_id;
+    uint64_t generation, step;
+    char job[PD_NAME_MAX + 1], why[256];
+};
+/* Asks for it: an assemble thread, without serve's lock. 0: the job's next generation will come without the step, or pd_serve_skip_failed will be called. Else
+ * nothing was begun. Until then no batch of the step, or of one behind it, leaves serve. Set before pd_serve_start; NULL: the feed stops instead. */
+typedef int pd_skip_fn(void *ctx, const struct pd_skip_order *order);
+void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx);
+/* The step was not left out: its feed is halted, unless the job has gone on to another generation. Any thread. */
+void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *order, const struct pd_error *error);
 /* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED from then on, waiters are woken. PD_ENOMEM, PD_EIO.
  * free: after stop, when every batch has been let go. */
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
@@ -157,6 +173,9 @@ void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t 
  * stopping. PD_ENOMEM, PD_EIO. */
 int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
                  struct pd_wait_info *info, uint64_t *last_step, struct pd_error *error) PD_MUST_CHECK;
+/* Moves the key on where its step is left out (SkipSteps): to the first batch of the next one that
+ * is not. */
+void pd_serve_pass_skipped(struct pd_serve *serve, struct pd_batch_key *key);
 /* Only what is waited for, without registering: for repeated Waiting messages. */
 void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key, struct pd_wait_info *info);
 /* True: the waiter was registered and is out now, ready will not run. False: ready has run or is about to; the batch is no longer kept for it. */
@@ -185,6 +204,10 @@ void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_serv
 /* What serve knows under the job's name: PD_ENOTFOUND UNKNOWN_JOB. Any thread. */
 int pd_serve_job_named(struct pd_serve *serve, uint32_t feed_index, const char *name,
                        struct pd_job_info *info, struct pd_error *error) PD_MUST_CHECK;
+
+/* Appends the job's skipped steps to an empty set; nothing where there is no such job. PD_ENOMEM. */
+int pd_serve_job_skipped(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id,
+                         struct pd_step_ranges *skipped) PD_MUST_CHECK;
 
 /* ---- ranks: who of a job's present generation has come, for Status; those below PD_RANKS_MAX ---- */
 

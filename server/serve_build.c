@@ -9,7 +9,9 @@
  *
  * Invariant: a batch is published only after every check passed on the very bytes that are served.
  * A batch that breaks a rule is built once more from the log; if it fails again its feed is halted.
- * Damage in the log is tried twice, too, and then is an error of that batch alone.
+ * Damage in the log is tried twice, too, and then is an error of that batch alone. With on_violation:
+ * skip_step both lead to the step being left out instead, if nothing of it has been handed out: that
+ * is decided under the lock under which batches are handed out.
  *
  * Each thread owns its assembler (log reader, scratch); everything shared is touched under serve's
  * lock. */
@@ -39,6 +41,8 @@ struct task {
     bool facts_known;
     bool reserved;
     uint32_t builds;
+    bool skips; /* its step is to be left out: skip_order */
+    struct pd_skip_order skip_order;
 };
 
 /* ---- pick ---- */
@@ -215,14 +219,22 @@ static int build_once(struct pd_worker *worker, struct task *task, struct pd_box
     return rc == 0 ? validate(worker->serve, &box->ready, finding, error) : rc;
 }
 
+static bool wants_skip(const struct pd_serve *serve)
+{
+    return serve->skip && serve->config->on_violation == PD_ON_VIOLATION_SKIP_STEP;
+}
+
 /* The batch is kept out, and what it was made of is kept for whoever looks into it. */
 static void save_repro(struct pd_serve *serve, const struct task *task,
-                       const struct pd_check_finding *finding)
+                       const struct pd_check_finding *finding, const struct pd_error *error)
 {
     char path[PD_REPRO_PATH_MAX] = "";
-    if (!serve->repro)
+    struct pd_check_finding damage = {.check = PD_CHECK_DIGEST};
+    snprintf(damage.text, sizeof damage.text, "%.150s", error->text);
+    if (!serve->repro || (!finding->text[0] && !wants_skip(serve)))
         return;
-    serve->repro(serve->repro_ctx, &task->order, finding, path, sizeof path);
+    serve->repro(serve->repro_ctx, &task->order, finding->text[0] ? finding : &damage, path,
+                 sizeof path);
     if (!path[0])
         return;
     pthread_mutex_lock(&serve->lock);
@@ -243,8 +255,8 @@ static int build(struct pd_worker *worker, struct task *task, struct pd_box *box
         if (rc == PD_ECORRUPT)
             report(task, finding, error);
     } while (rc == PD_ECORRUPT && task->builds < BUILDS_MAX);
-    if (rc == PD_ECORRUPT && finding->text[0])
-        save_repro(worker->serve, task, finding);
+    if (rc == PD_ECORRUPT)
+        save_repro(worker->serve, task, finding, error);
     return rc;
 }
 
@@ -328,6 +340,31 @@ static void bury(struct pd_entry *entry)
     pd_entry_free(entry);
 }
 
+/* A step of which the world may have anything stays; so does one that others are told to wait for. */
+static bool may_skip(const struct pd_serve *serve, const struct pd_entry *entry)
+{
+    return wants_skip(serve) && !serve->feeds[entry->key.feed_index].halted &&
+           entry->job->handed_end <= entry->key.step;
+}
+
+/* From here on nobody gets anything of the step, whatever comes of the order. Where one is under way
+ * already, the step comes up again in the next generation. */
+static void begin_skip(struct pd_serve *serve, struct task *task, const struct pd_error *error,
+                       struct pd_after *after)
+{
+    struct pd_entry *entry = task->entry;
+    struct pd_serve_job *job = entry->job;
+    task->skips = !job->skipping;
+    task->skip_order = (struct pd_skip_order){.feed_index = entry->key.feed_index,
+                                              .job_id = entry->key.job_id,
+                                              .generation = entry->key.generation,
+                                              .step = entry->key.step};
+    memcpy(task->skip_order.job, job->info.spec.name, sizeof task->skip_order.job);
+    snprintf(task->skip_order.why, sizeof task->skip_order.why, "violation: %.230s", error->text);
+    entry->state = PD_ENTRY_UNPLANNED; /* no longer being built: hold drops it with the others */
+    pd_job_hold(serve, job, entry->key.step, after);
+}
+
 /* Returns whether *box was taken. */
 static bool settle(struct pd_serve *serve, struct task *task, struct pd_box *box, int rc,
                    const struct pd_check_finding *finding, const struct pd_error *error,
@@ -350,8 +387,12 @@ static bool settle(struct pd_serve *serve, struct task *task, struct pd_box *box
         return false;
     }
     entry->bytes = 0;
+    serve->gauges.violations_total += rc == PD_ECORRUPT && finding->text[0];
+    if (rc == PD_ECORRUPT && may_skip(serve, entry)) {
+        begin_skip(serve, task, error, after);
+        return false;
+    }
     if (rc == PD_ECORRUPT && finding->text[0]) {
-        serve->gauges.violations_total++;
         uint32_t feed_index = entry->key.feed_index;
         pd_entry_fail(serve, entry, error, after);
         pd_feed_halt(serve, feed_index, error, after);
@@ -359,6 +400,38 @@ static bool settle(struct pd_serve *serve, struct task *task, struct pd_box *box
     }
     pd_entry_fail(serve, entry, error, after);
     return false;
+}
+
+void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *order,
+                          const struct pd_error *error)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    struct pd_after after;
+    struct pd_error why;
+    pd_error_set(&why, PD_ECORRUPT, "HALTED", "%.200s; the step could not be left out: %.200s",
+                 order->why, error->text);
+    pd_after_init(&after);
+    pthread_mutex_lock(&serve->lock);
+    const struct pd_serve_job *job = pd_job_find(serve, order->feed_index, order->job_id);
+    if (job && job->info.generation == order->generation)
+        pd_feed_halt(serve, order->feed_index, &why, &after);
+    pthread_mutex_unlock(&serve->lock);
+    pd_after_run(&after);
+}
+
+/* Loudly: from here on the step is lost to the job. */
+static void ask_skip(struct pd_serve *serve, const struct task *task)
+{
+    const struct pd_skip_order *order = &task->skip_order;
+    struct pd_error error = {0};
+    pd_log(PD_LOG_ERROR, "step_left_out", "feed=%s job=%s step=%llu generation=%llu text=\"%s\"",
+           task->order.feed->name, order->job, (unsigned long long)order->step,
+           (unsigned long long)order->generation, order->why);
+    int rc = serve->skip(serve->skip_ctx, order);
+    if (rc == 0)
+        return;
+    pd_error_set(&error, rc, "SKIP", "the sequencer takes no request (%s)", pd_err_text(rc));
+    pd_serve_skip_failed(serve, order, &error);
 }
 
 static void run(struct pd_worker *worker, struct task *task)
@@ -388,6 +461,8 @@ static void run(struct pd_worker *worker, struct task *task)
     if (!taken && box)
         pd_box_free(box);
     pd_after_run(&after);
+    if (task->skips)
+        ask_skip(serve, task);
 }
 
 /* ---- threads ---- */

@@ -99,7 +99,12 @@ RB_HEAD(pd_steps, pd_step);
 struct pd_serve_job {
     struct pd_link in_feed, turn;
     uint32_t refs; /* the table, abandoned entries, boxes in its slot */
-    struct pd_job_info info;
+    struct pd_job_info info; /* skipped: its own */
+    struct pd_step_ranges skipped;
+    uint64_t handed_end; /* next step after the highest of which a batch was handed out to the present
+                            world, or may have been */
+    bool skipping; /* a step is about to be left out: nothing from hold_step on is built or handed out */
+    uint64_t hold_step;
     struct pd_entries entries;
     struct pd_tasks tasks;
     struct pd_steps steps;
@@ -161,6 +166,8 @@ struct pd_serve {
     void *validate_ctx;
     pd_repro_fn *repro;
     void *repro_ctx;
+    pd_skip_fn *skip;
+    void *skip_ctx;
     char repro_path[PD_REPRO_PATH_MAX];
     pd_corrupt_fn *corrupt;
     void *corrupt_ctx;
@@ -192,6 +199,16 @@ struct pd_job_steps pd_job_steps_of(const struct pd_serve *serve, const struct p
 /* Where a planned step lies in the plan. */
 struct pd_step_place pd_job_place(const struct pd_serve *serve, const struct pd_serve_job *job,
                                   uint64_t step);
+
+/* Nothing of the step leaves serve at present: it, or one before it, is about to be left out. */
+static inline bool pd_job_holds(const struct pd_serve_job *job, uint64_t step)
+{
+    return job->skipping && step >= job->hold_step;
+}
+/* Holds the steps from `step` on until the job's next generation; what there is of them goes, and
+ * its waiters ask again. */
+void pd_job_hold(struct pd_serve *serve, struct pd_serve_job *job, uint64_t step,
+                 struct pd_after *after);
 
 /* Sets the size of the job's slot anew: its largest payload with the usual header, or a batch of
  * `measured_bytes` where that is larger. */

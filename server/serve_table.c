@@ -88,6 +88,7 @@ struct pd_serve_job *pd_job_add(struct pd_serve *serve, const struct pd_job_info
         return NULL;
     job->refs = 1;
     job->info = *info;
+    job->handed_end = info->loaded_steps;
     RB_INIT(&job->entries);
     RB_INIT(&job->tasks);
     RB_INIT(&job->steps);
@@ -102,6 +103,7 @@ void pd_job_unref(struct pd_serve_job *job)
     if (--job->refs > 0)
         return;
     pd_delivered_clear(&job->delivered);
+    pd_step_ranges_fini(&job->skipped);
     free(job->ranks);
     free(job);
 }
@@ -123,9 +125,24 @@ void pd_job_reset(struct pd_serve *serve, struct pd_serve_job *job, struct pd_af
     job->idle_step_count = 0;
     PD_CHECK(RB_EMPTY(&job->steps) && RB_EMPTY(&job->tasks));
     pd_delivered_clear(&job->delivered);
+    job->skipping = false;
     free(job->ranks);
     job->ranks = NULL;
     job->calls = 0;
+}
+
+void pd_job_hold(struct pd_serve *serve, struct pd_serve_job *job, uint64_t step,
+                 struct pd_after *after)
+{
+    if (!job->skipping || step < job->hold_step)
+        job->hold_step = step;
+    job->skipping = true;
+    struct pd_entry *entry = pd_entry_from(job, step);
+    while (entry) {
+        struct pd_entry *next = pd_entry_next(entry);
+        pd_entry_drop(serve, entry, after);
+        entry = next;
+    }
 }
 
 void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_after *after)

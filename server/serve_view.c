@@ -157,6 +157,17 @@ int pd_serve_job_named(struct pd_serve *serve, uint32_t feed_index, const char *
                                   serve->feeds[feed_index].config->name, name);
 }
 
+int pd_serve_job_skipped(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id,
+                         struct pd_step_ranges *skipped)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    pthread_mutex_lock(&serve->lock);
+    const struct pd_serve_job *job = pd_job_find(serve, feed_index, job_id);
+    int rc = job ? pd_step_ranges_copy(skipped, &job->skipped) : 0;
+    pthread_mutex_unlock(&serve->lock);
+    return rc;
+}
+
 void pd_serve_feed_wait(struct pd_serve *serve, uint32_t feed_index, struct pd_wait_info *info)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);

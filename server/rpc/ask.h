@@ -23,6 +23,7 @@ struct pd_ask {
         struct pd_request_delivered delivered;
         struct pd_request_flush flush;
         struct pd_request_delete_job delete_job;
+        struct pd_request_skip_steps skip_steps;
         struct pd_request_status status;
     } of;
 };

@@ -122,8 +122,8 @@ bool pd_rpc_is_ready(struct pd_rpc *rpc);
  * NULL. */
 const struct pd_method *pd_method_find(const char *path, size_t size);
 extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_job[],
-    pd_methods_admin[], pd_methods_explain[], pd_methods_status[], pd_methods_health[],
-    pd_methods_reflection[]; /* each ends with path NULL */
+    pd_methods_admin[], pd_methods_control[], pd_methods_explain[], pd_methods_status[],
+    pd_methods_health[], pd_methods_reflection[]; /* each ends with path NULL */
 
 /* ---- call.c: the owner thread only, but for pd_call_post ---- */
 /* Takes the gRPC call; on failure it is cancelled. */

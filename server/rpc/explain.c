@@ -199,13 +199,24 @@ static int explain_from_log(struct explanation *of)
     return rc;
 }
 
+/* What would be in the step is told nevertheless. */
+static bool is_skipped(const struct explanation *of)
+{
+    struct pd_batch_key key = {
+        .feed_index = of->feed_index, .job_id = of->job->job_id, .step = of->wire->step};
+
+    pd_serve_pass_skipped(of->rpc->options.serve, &key);
+    return key.step != of->wire->step;
+}
+
 static int explain_planned(struct pd_call *call, struct explanation *of)
 {
     struct pd_rpc_thread *thread = call->thread;
     uint64_t step = of->wire->step;
     struct pd_error error;
 
-    of->response.state = step < of->job->committed   ? PACKD__V1__STEP_STATE__STEP_COMMITTED
+    of->response.state = is_skipped(of)              ? PACKD__V1__STEP_STATE__STEP_SKIPPED
+                         : step < of->job->committed ? PACKD__V1__STEP_STATE__STEP_COMMITTED
                          : step < of->job->delivered ? PACKD__V1__STEP_STATE__STEP_DELIVERED
                                                      : PACKD__V1__STEP_STATE__STEP_PLANNED;
     int rc = thread->reader ? 0 : pd_log_reader_new(of->rpc->options.log, &thread->reader, &error);

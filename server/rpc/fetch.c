@@ -465,6 +465,7 @@ static void advance(struct fetch *fetch)
         if (pd_call_is_over(call))
             return;
     }
+    pd_serve_pass_skipped(call->thread->rpc->options.serve, &fetch->key);
     if (fetch->has_last_step && fetch->key.step > fetch->last_step) {
         pd_call_finish(call);
         return;

@@ -7,6 +7,7 @@
 #include "server/rpc/unary.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WORLD_TOKEN_MAX PD_NAME_MAX
@@ -53,6 +54,28 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
     out->max_batch_bytes = pd_layout_payload_max(layout, spec->rows);
     out->vocab_size = feed->vocab_size;
     out->last_step = feed->last_step == PD_LAST_STEP_DROP ? (char *)"drop" : (char *)"pad";
+}
+
+Packd__V1__StepRange **pd_skipped_fill(struct pd_arena *arena, struct pd_serve *serve,
+                                       uint32_t feed_index, uint32_t job_id, uint64_t from,
+                                       size_t *count)
+{
+    struct pd_step_ranges skipped = {0};
+
+    *count = 0;
+    if (pd_serve_job_skipped(serve, feed_index, job_id, &skipped) != 0)
+        abort(); /* as in the arena */
+    Packd__V1__StepRange **out = pd_arena_take(arena, (skipped.count + 1) * sizeof(*out));
+    for (uint32_t i = 0; i < skipped.count; i++) {
+        if (skipped.ranges[i].last < from)
+            continue;
+        Packd__V1__StepRange *range = out[(*count)++] = pd_arena_take(arena, sizeof(*range));
+        packd__v1__step_range__init(range);
+        range->first = skipped.ranges[i].first > from ? skipped.ranges[i].first : from;
+        range->last = skipped.ranges[i].last;
+    }
+    pd_step_ranges_fini(&skipped);
+    return out;
 }
 
 /* ---- OpenJob ---- */
@@ -144,6 +167,7 @@ static void on_job_opened(struct pd_ask *ask)
     const struct pd_feed_config *feed = &rpc->options.config->feeds[request->feed_index];
     Packd__V1__OpenJobResponse response = PACKD__V1__OPEN_JOB_RESPONSE__INIT;
     Packd__V1__JobSpec spec;
+    struct pd_arena arena = {0};
 
     note_rank(rpc, request, wire);
     pd_job_spec_fill(&spec, &request->spec, feed);
@@ -159,7 +183,10 @@ static void on_job_opened(struct pd_ask *ask)
     response.config_digest = pd_feed_config_digest(feed);
     response.planner_version = PD_PLANNER_VERSION;
     response.server_version = (char *)rpc->options.version;
+    response.skipped = pd_skipped_fill(&arena, rpc->options.serve, request->feed_index,
+                                       request->job_id, request->first_step, &response.n_skipped);
     pd_call_reply(ask->call, &response.base);
+    pd_arena_fini(&arena);
     pd_ask_free(ask);
 }
 

@@ -37,7 +37,6 @@ static const struct pd_method unbuilt[] = {
     UNBUILT("/packd.v1.Admin/SkipSamples"),
     UNBUILT("/packd.v1.Admin/DeleteStream"),
     UNBUILT("/packd.v1.Admin/DeleteFeed"),
-    UNBUILT("/packd.v1.Admin/SkipSteps"),
     {0},
 };
 
@@ -48,9 +47,10 @@ static const struct pd_method unknown = {.path = "unknown",
                                          .message = ignore};
 
 static const struct pd_method *const tables[] = {
-    pd_methods_push,   pd_methods_fetch,      pd_methods_job,
-    pd_methods_admin,  pd_methods_explain,    pd_methods_status,
-    pd_methods_health, pd_methods_reflection, unbuilt,
+    pd_methods_push,   pd_methods_fetch,   pd_methods_job,
+    pd_methods_admin,  pd_methods_control, pd_methods_explain,
+    pd_methods_status, pd_methods_health,  pd_methods_reflection,
+    unbuilt,
 };
 
 const struct pd_method *pd_method_find(const char *path, size_t size)

@@ -76,6 +76,8 @@ static void fill_serving(struct report *report, Packd__V1__JobStatus *out, uint3
     out->batches_served = view.totals.batches;
     out->bytes_served = view.totals.bytes;
     out->ready_batches = view.ready_batches;
+    out->skipped = pd_skipped_fill(&report->arena, report->rpc->options.serve, feed_index, job_id,
+                                   0, &out->n_skipped);
     fill_ranks(report, out, &view);
     free(view.ranks);
 }

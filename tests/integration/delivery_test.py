@@ -344,13 +344,6 @@ class DeliveryTest(unittest.TestCase):
             peer.open_job(packd.address)
             peer.admin(packd.address, "DeleteJob", pb.DeleteJobRequest(job="train"))
 
-    def test_skip_steps_is_not_offered(self):
-        with harness.Daemon(feeds=[FEED]) as packd:
-            with self.assertRaises(peer.grpc.RpcError) as caught:
-                peer.admin(packd.address, "SkipSteps", pb.SkipStepsRequest(job="train", first=0, last=0))
-            self.assertEqual(caught.exception.code(), peer.grpc.StatusCode.UNIMPLEMENTED)
-            self.assertIn("not offered by this version", caught.exception.details())
-
     def test_flush_packs_a_short_window(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             push = peer.Push(packd.address, stream="a")

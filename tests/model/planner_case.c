@@ -6,9 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define STREAMS_MAX 8
 #define HEADS_MAX 900
+
+/* Keys and groups of samples. */
+static const uint8_t names[3][1] = {{0x61}, {0x62}, {0x63}};
 
 struct chance chance_of_seed(uint64_t seed)
 {
@@ -150,6 +154,11 @@ static void make_head(struct pd_head *h, const struct planner_case *c, const str
         make_runs(h, chance);
     if (shape->bytes)
         h->payload_bytes = chance_below(chance, 12 * h->length_tokens);
+    h->version = h->seq % 4;
+    h->group = names[h->seq / 5 % 3];
+    h->group_bytes = h->seq % 5 != 0;
+    h->key = names[h->seq / 3 % 3];
+    h->key_bytes = h->seq % 7 != 0;
 }
 
 static struct model_record *new_record(struct planner_case *c)
@@ -199,6 +208,27 @@ static void make_block(struct planner_case *c, struct maker *maker)
     c->head_count += count;
 }
 
+static void make_rule(struct pd_skip_rule *rule, const struct planner_case *c, struct maker *maker)
+{
+    struct chance *chance = maker->chance;
+    uint32_t asks = 1 + chance_below(chance, 31);
+    uint32_t lane = chance_below(chance, c->rules.lane_count);
+    rule->last_seq = UINT64_MAX;
+    rule->by_stream = asks & 1;
+    rule->stream = lane + (one_in(chance, 2) ? 4 : 0);
+    if (rule->by_stream && one_in(chance, 2)) {
+        rule->first_seq = chance_below(chance, (uint32_t)maker->next_seq[rule->stream] + 1);
+        rule->last_seq = rule->first_seq + chance_below(chance, 60);
+    }
+    rule->by_source = asks & 2;
+    rule->source = chance_below(chance, 3);
+    rule->version_below = asks & 4 ? 1 + chance_below(chance, 3) : 0;
+    rule->by_group = asks & 8;
+    rule->group = XXH3_64bits(names[chance_below(chance, 3)], 1);
+    rule->by_key = asks & 16;
+    rule->key = XXH3_64bits(names[chance_below(chance, 3)], 1);
+}
+
 static void make_change(struct planner_case *c, struct maker *maker)
 {
     struct chance *chance = maker->chance;
@@ -209,13 +239,17 @@ static void make_change(struct planner_case *c, struct maker *maker)
         c->has_weights = true;
         return;
     }
+    c->has_skip = true;
+    if (one_in(chance, 2)) {
+        make_rule(&new_control(c, PD_CONTROL_SKIP_RULE)->control.rule, c, maker);
+        return;
+    }
     struct pd_control *skip = &new_control(c, PD_CONTROL_SKIP)->control;
     uint32_t lane = chance_below(chance, c->rules.lane_count);
     skip->stream = lane + (one_in(chance, 2) ? 4 : 0);
     uint64_t seen = maker->next_seq[skip->stream];
     uint64_t back = chance_below(chance, 40);
     skip->seq = back > seen + 10 ? 0 : seen + 10 - back;
-    c->has_skip = true;
 }
 
 static void make_record(struct planner_case *c, struct maker *maker)
@@ -400,10 +434,11 @@ static void run_record(struct run *run, struct model_record *record, enum run_ho
 {
     if (record->is_control) {
         struct pd_control *control = &record->control;
-        bool change = control->kind == PD_CONTROL_WEIGHTS || control->kind == PD_CONTROL_SKIP;
+        bool change = control->kind == PD_CONTROL_WEIGHTS || control->kind == PD_CONTROL_SKIP ||
+                      control->kind == PD_CONTROL_SKIP_RULE;
         if (change && how == RUN_LIVE) {
             run_until_stuck(run);
-            control->from_pack = run->packs.count;
+            control->from_pack = pd_planner_change_pack(run->planner);
         }
         PD_CHECK(pd_planner_control(run->planner, control) == 0);
     }

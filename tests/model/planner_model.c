@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define NEVER UINT64_MAX
 
@@ -57,6 +58,7 @@ struct model *model_new(const struct pd_rules *rules, const struct model_log *lo
     m->flush_made = zeroed(log->count, sizeof *m->flush_made);
     m->changes = zeroed(log->count, sizeof *m->changes);
     m->skips = zeroed(log->count, sizeof *m->skips);
+    m->rules_in_force = zeroed(log->count, sizeof *m->rules_in_force);
     bag_init(&m->window, rules->window_samples);
     bag_init(&m->buffer, rules->order == PD_ORDER_SHUFFLE ? rules->shuffle_samples : 0);
     m->last_lane = rules->lane_count - 1;
@@ -90,6 +92,7 @@ void model_free(struct model *m)
     free(m->flush_made);
     free(m->changes);
     free(m->skips);
+    free(m->rules_in_force);
     free(m->window.item);
     free(m->buffer.item);
     free(m);
@@ -382,10 +385,36 @@ static void used_up(struct model *m, uint32_t lane, uint64_t slots, bool out_of_
 
 /* ---- refill ---- */
 
+static bool bytes_fit(const uint8_t *bytes, uint32_t size, uint64_t digest)
+{
+    return size > 0 && XXH3_64bits(bytes, size) == digest;
+}
+
+static bool rule_fits(const struct pd_control *c, const struct pd_head *h)
+{
+    const struct pd_skip_rule *r = &c->rule;
+    if (h->block >= c->at)
+        return false;
+    if (r->by_stream && h->stream != r->stream)
+        return false;
+    if (r->by_source && h->source != r->source)
+        return false;
+    if (h->seq < r->first_seq || h->seq > r->last_seq)
+        return false;
+    if (r->version_below > 0 && h->version >= r->version_below)
+        return false;
+    if (r->by_group && !bytes_fit(h->group, h->group_bytes, r->group))
+        return false;
+    return !r->by_key || bytes_fit(h->key, h->key_bytes, r->key);
+}
+
 static bool skipped(const struct model *m, const struct pd_head *h)
 {
     for (size_t i = 0; i < m->skip_count; i++)
         if (m->skips[i].stream == h->stream && m->skips[i].seq == h->seq)
+            return true;
+    for (size_t i = 0; i < m->rule_count; i++)
+        if (rule_fits(&m->rules_in_force[i], h))
             return true;
     return false;
 }
@@ -572,7 +601,8 @@ static bool partly_packed(const struct model *m, const struct pd_control *c)
     return present != m->split_part;
 }
 
-static void skip(struct model *m, const struct pd_control *c)
+/* Takes the sample out of window and pending, unless a part of it is packed. */
+static void take_out(struct model *m, const struct pd_control *c)
 {
     if (!partly_packed(m, c)) {
         bool counted_pending = false;
@@ -588,20 +618,48 @@ static void skip(struct model *m, const struct pd_control *c)
         m->counts.skipped += counted_pending;
         m->paper_left = 0;
     }
+}
+
+static void skip(struct model *m, const struct pd_control *c)
+{
+    take_out(m, c);
     for (size_t i = 0; i < m->buffer.count; i++)
         if (is_of(&m->buffer.item[i], c))
             m->buffer.item[i].dropped = true;
     m->skips[m->skip_count++] = *c;
 }
 
+/* As one skip for each sample that the rule fits. */
+static void skip_rule(struct model *m, const struct pd_control *c)
+{
+    struct pd_control *each = zeroed(m->window.count + 1, sizeof *each);
+    size_t count = 0;
+    for (size_t i = 0; i < m->window.count; i++)
+        if (rule_fits(c, m->window.item[i].head))
+            each[count++] = (struct pd_control){.stream = m->window.item[i].s.stream,
+                                                .seq = m->window.item[i].s.seq};
+    if (m->has_pending && rule_fits(c, m->pending.head))
+        each[count++] = (struct pd_control){.stream = m->pending.s.stream, .seq = m->pending.s.seq};
+    for (size_t i = 0; i < count; i++)
+        take_out(m, &each[i]);
+    free(each);
+    for (size_t i = 0; i < m->buffer.count; i++)
+        if (rule_fits(c, m->buffer.item[i].head))
+            m->buffer.item[i].dropped = true;
+    m->rules_in_force[m->rule_count++] = *c;
+}
+
 static void changes(struct model *m)
 {
+    m->changed = true;
     for (size_t i = 0; i < m->change_count; i++) {
         struct pd_control *c = &m->changes[i];
         if (c->from_pack > m->packs)
             continue;
         if (c->kind == PD_CONTROL_SKIP)
             skip(m, c);
+        if (c->kind == PD_CONTROL_SKIP_RULE)
+            skip_rule(m, c);
         for (uint32_t l = 0; c->kind == PD_CONTROL_WEIGHTS && l < m->rules.lane_count; l++) {
             m->lanes[l].weight = c->weights[l];
             m->lanes[l].deficit = 0;
@@ -629,10 +687,11 @@ int model_next(struct model *m, struct pd_pack *pack, uint32_t *lane)
             return PD_EEND;
         if (m->window.count == 0)
             flush_over(m);
-        else /* only now is what the window holds settled */
+        else if (!m->changed) /* only now is what the window holds settled */
             changes(m);
     } while (m->window.count == 0);
     model_fit(m, pack);
+    m->changed = false;
     pack->number = m->packs++;
     if (how == SHORT && m->flushes[0].packs > 0 && ++m->flush_made[0] >= m->flushes[0].packs)
         flush_over(m);

@@ -33,8 +33,8 @@ struct model {
     uint32_t last_lane;
     bool stopped;
     uint64_t feed_end;
-    struct pd_control *flushes, *changes, *skips;
-    size_t flush_count, change_count, skip_count;
+    struct pd_control *flushes, *changes, *skips, *rules_in_force;
+    size_t flush_count, change_count, skip_count, rule_count;
     uint64_t *flush_made;
     struct bag window, buffer;
     uint64_t left, entered, packs, mean_fixed, square_fixed;
@@ -42,6 +42,7 @@ struct model {
     bool has_pending;
     uint32_t split_at, split_repeat, split_part;
     int paper_left;
+    bool changed; /* the changes of this pack have acted */
     struct model_counts counts;
 };
 

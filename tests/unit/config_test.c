@@ -310,7 +310,6 @@ static void test_not_offered(void **state)
     accepted("feeds: [{balance: cost}]\n");
     refused("feeds: [{drop_views: {libero: [right_wrist]}}]\n", PD_EUNSUPPORTED, "drop_views");
     accepted("validate: {backend: cuda}\n");
-    refused("validate: {on_violation: skip_step}\n", PD_EUNSUPPORTED, "use stop");
     refused("feeds: [{merge: ordered, streams: [a], epochs: 2}]\n", PD_EUNSUPPORTED, "epochs: 1");
 }
 

@@ -13,6 +13,9 @@ isolation. Importing packd needs NumPy alone: libpackd is loaded by the first Pr
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from packd.batch import Batch, Sample, Samples
 from packd.errors import (AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Error, Fenced, Forked, InternalError, Interrupted,
                           InvalidArgument, IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange,
@@ -26,3 +29,12 @@ _errors = [Error, AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Fenced, Fo
            IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange, Timeout, Unauthenticated,
            Unavailable, Unsupported]
 __all__ = ["Batch", "Job", "Producer", "Sample", "Samples", *(kind.__name__ for kind in _errors)]
+
+_MODULES = ("adapters", "readers", "testing", "torch", "verify")
+
+
+def __getattr__(name: str) -> Any:
+    """packd.torch and the like, imported when they are first named."""
+    if name in _MODULES:
+        return importlib.import_module("packd." + name)
+    raise AttributeError(f"module 'packd' has no attribute {name!r}")
