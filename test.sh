@@ -16,7 +16,7 @@ case ${1:-} in
 *) echo "test.sh: unknown argument '$1'; see ./test.sh --help" >&2; exit 2 ;;
 esac
 
-tools/setup.sh test || { echo "0 passed, 1 failed"; exit 1; }
+tools/setup.sh $([ $full = 1 ] && echo full || echo test) || { echo "0 passed, 1 failed"; exit 1; }
 unset PACKD_FULL
 [ $full = 0 ] || export PACKD_FULL=1 # tests with a long form look whether it is set
 exec tools/run_tests.py $([ $full = 1 ] && echo --full)

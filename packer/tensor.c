@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 
+#include <stdio.h>
 #include <string.h>
 
 _Static_assert(sizeof(struct pd_tensor_spec) == 88, "declarations are stored as they are");
@@ -90,7 +91,7 @@ const char *pd_tensor_spec_fault(const struct pd_tensor_spec *spec)
     if (!name_holds(spec->name))
         return "a tensor's name is not [A-Za-z0-9_]{1,48}";
     if (pd_dtype_size_bytes(spec->dtype) == 0 || spec->axis > PD_AXIS_SAMPLE ||
-        spec->unit > PD_UNIT_PATCH || spec->alignment > PD_ALIGN_INPUT || spec->is_loss > 1)
+        spec->unit > PD_UNIT_RUN || spec->alignment > PD_ALIGN_INPUT || spec->is_loss > 1)
         return "a tensor's dtype, axis, unit or alignment is none";
     if (spec->rank > PD_TENSOR_RANK_MAX ||
         (spec->axis == PD_AXIS_TOKEN && spec->rank >= PD_TENSOR_RANK_MAX))
@@ -123,4 +124,19 @@ const char *pd_tensor_spec_differs(const struct pd_tensor_spec *a, const struct 
     if (a->alignment != b->alignment)
         return "alignment";
     return a->is_loss != b->is_loss || a->pad_mask != b->pad_mask ? "loss" : NULL;
+}
+
+const char *pd_tensor_spec_text(const struct pd_tensor_spec *spec, char *text, size_t size)
+{
+    static const char *const axes[] = {"token", "ragged", "sample"};
+    static const char *const units[] = {"", " per span", " per patch", " in runs per span"};
+    char dims[48] = "";
+    size_t at = 0;
+    for (uint32_t i = 0; i < spec->rank; i++)
+        at += (size_t)snprintf(dims + at, sizeof dims - at, "%s%u", i ? "," : "", spec->dims[i]);
+    snprintf(text, size, "%s [%s], axis %s%s%s", pd_dtype_name(spec->dtype), dims,
+             spec->axis < PD_COUNT_OF(axes) ? axes[spec->axis] : "?",
+             spec->unit < PD_COUNT_OF(units) ? units[spec->unit] : "?",
+             spec->is_loss ? ", a loss" : "");
+    return text;
 }

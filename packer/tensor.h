@@ -2,8 +2,8 @@
  *
  *   axis     elements of a sample                 served as
  *   token    one per token                        [R, W, dims...], cut, pruned and padded with them
- *   ragged   any number: of the sample, or so     concatenated, with <name>_cu_seqlens
- *            many per span or per patch
+ *   ragged   any number: of the sample as a       concatenated, with <name>_cu_seqlens (one entry
+ *            whole, or so many per span           per sample; unit RUN: one per span)
  *   sample   one                                  stacked
  *
  * A feed numbers its tensors and its views in the order of their first use; the numbers are in the
@@ -46,9 +46,10 @@ bool pd_dtype_parse(const char *name,
 
 /* Values are stored: never renumber. */
 enum pd_axis { PD_AXIS_TOKEN, PD_AXIS_RAGGED, PD_AXIS_SAMPLE };
-/* Whose the elements of a ragged tensor are. SPAN: one per span; PATCH: span.patches per span; both
- * over the sample's spans of the tensor's views, in order. */
-enum pd_unit { PD_UNIT_SAMPLE, PD_UNIT_SPAN, PD_UNIT_PATCH };
+/* Whose the elements of a ragged tensor are. SPAN: one per span; PATCH: span.patches per span; RUN:
+ * any number per span (the bytes of a JPEG), as the producer counted them. All three over the
+ * sample's spans of the tensor's views, in order. */
+enum pd_unit { PD_UNIT_SAMPLE, PD_UNIT_SPAN, PD_UNIT_PATCH, PD_UNIT_RUN };
 /* TARGET: element i describes token i as a target and moves with the labels. INPUT: it stays with
  * the tokens. Of token tensors; others have TARGET. */
 enum pd_alignment { PD_ALIGN_TARGET, PD_ALIGN_INPUT };
@@ -68,7 +69,7 @@ struct pd_tensor_spec {
     uint32_t dims[PD_TENSOR_RANK_MAX]; /* of one element; each >= 1 up to rank */
     uint32_t number;                   /* in the feed, < PD_TENSORS_MAX */
     uint8_t pad_value[8];              /* one scalar, in the dtype's own little-endian bytes */
-    uint64_t views; /* units SPAN and PATCH: bit v = the spans of view v; 0 = all spans */
+    uint64_t views; /* units of spans: bit v = the spans of view v; 0 = all spans */
 };
 
 /* Scalars in one element: the product of its dims, 1 for none. */
@@ -80,7 +81,9 @@ uint64_t pd_tensor_element_bytes(const struct pd_tensor_spec *spec);
 const char *pd_tensor_spec_fault(const struct pd_tensor_spec *spec);
 /* The first field in which two declarations of one name differ, or NULL; `number` is not one. */
 const char *pd_tensor_spec_differs(const struct pd_tensor_spec *a, const struct pd_tensor_spec *b);
-/* Whether spans of this view have elements in the tensor; units SPAN and PATCH. */
+/* "F32 [8,3], axis sample", for people; returns text. */
+const char *pd_tensor_spec_text(const struct pd_tensor_spec *spec, char *text, size_t size);
+/* Whether spans of this view have elements in the tensor; units of spans. */
 static inline bool pd_tensor_has_view(const struct pd_tensor_spec *spec, uint32_t view)
 {
     return spec->views == 0 || (spec->views >> view & 1) != 0;

@@ -41,6 +41,7 @@ enum column_kind {
     COLUMN_VERSIONS,
     COLUMN_TENSORS, /* before what is counted by them */
     COLUMN_RAGGED_ENDS,
+    COLUMN_SPAN_COUNTS,
     COLUMN_TENSOR_DIGESTS,
     COLUMN_COUNT
 };
@@ -70,6 +71,14 @@ static uint32_t ragged_count(const struct pd_block_head *head)
     uint32_t count = 0;
     for (uint32_t k = 0; head->tensors && k < head->tensor_count; k++)
         count += head->tensors[k].axis == PD_AXIS_RAGGED;
+    return count;
+}
+
+static uint32_t run_count(const struct pd_block_head *head)
+{
+    uint32_t count = 0;
+    for (uint32_t k = 0; head->tensors && k < head->tensor_count; k++)
+        count += head->tensors[k].unit == PD_UNIT_RUN;
     return count;
 }
 
@@ -120,6 +129,8 @@ static struct column column_of(const struct pd_block_head *head, struct totals t
                                (size_t)totals.tensors * sizeof(struct pd_tensor_spec)};
     case COLUMN_RAGGED_ENDS:
         return (struct column){head->ragged_ends, count * ragged_count(head) * 4};
+    case COLUMN_SPAN_COUNTS:
+        return (struct column){head->span_counts, (size_t)totals.spans * run_count(head) * 4};
     case COLUMN_TENSOR_DIGESTS:
         return (struct column){head->tensor_digests, count * totals.tensors * 8};
     case COLUMN_COUNT:
@@ -180,6 +191,9 @@ static void column_set(struct pd_block_head *head, enum column_kind kind, const 
         break;
     case COLUMN_RAGGED_ENDS:
         head->ragged_ends = at;
+        break;
+    case COLUMN_SPAN_COUNTS:
+        head->span_counts = at;
         break;
     case COLUMN_TENSOR_DIGESTS:
         head->tensor_digests = at;
@@ -286,16 +300,35 @@ static const uint32_t *ragged_ends(const struct pd_block_head *head, uint32_t te
 }
 
 /* Elements that the sample's spans call for. */
-static uint64_t spans_elements(const struct pd_block_head *head,
-                               const struct pd_tensor_spec *tensor, uint32_t index)
+static uint64_t spans_elements(const struct pd_block_head *head, uint32_t k, uint32_t index)
 {
     uint32_t count;
-    const struct pd_span *spans = pd_block_head_spans(head, index, &count);
+    (void)pd_block_head_spans(head, index, &count);
     uint64_t elements = 0;
     for (uint32_t s = 0; s < count; s++)
-        if (pd_tensor_has_view(tensor, spans[s].view))
-            elements += tensor->unit == PD_UNIT_PATCH ? spans[s].patches : 1;
+        elements += pd_block_head_span_elements(head, k, index, s);
     return elements;
+}
+
+/* The entries of a tensor of unit RUN in span_counts. */
+static const uint32_t *span_counts(const struct pd_block_head *head, uint32_t tensor)
+{
+    const uint32_t *counts = head->span_counts;
+    for (uint32_t k = 0; k < tensor; k++)
+        if (head->tensors[k].unit == PD_UNIT_RUN)
+            counts += last_end(head->span_ends, head->count);
+    return counts;
+}
+
+/* A span of another view has no elements in a tensor of unit RUN. */
+static bool runs_hold(const struct pd_block_head *head, uint32_t k)
+{
+    const uint32_t *counts = span_counts(head, k);
+    uint32_t spans = last_end(head->span_ends, head->count);
+    for (uint32_t s = 0; s < spans; s++)
+        if (counts[s] > 0 && !pd_tensor_has_view(&head->tensors[k], head->spans[s].view))
+            return false;
+    return true;
 }
 
 static const char *ragged_fault(const struct pd_block_head *head, uint32_t k)
@@ -308,9 +341,11 @@ static const char *ragged_fault(const struct pd_block_head *head, uint32_t k)
         return NULL;
     for (uint32_t i = 0; i < head->count; i++) {
         bool rejected = head->rejected && head->rejected[i];
-        if (!rejected && spans_elements(head, tensor, i) != ends[i] - start_of(ends, i))
+        if (!rejected && spans_elements(head, k, i) != ends[i] - start_of(ends, i))
             return "a ragged tensor's elements are not those of its sample's spans";
     }
+    if (tensor->unit == PD_UNIT_RUN && !runs_hold(head, k))
+        return "a ragged tensor has elements of a span of another view";
     return NULL;
 }
 
@@ -379,7 +414,8 @@ static const char *tensors_fault(const struct pd_block_head *head)
         return "too many tensors";
     if ((head->tensor_count > 0) != (head->tensors != NULL) ||
         (head->tensor_count > 0) != (head->tensor_digests != NULL) ||
-        (ragged_count(head) > 0) != (head->ragged_ends != NULL))
+        (ragged_count(head) > 0) != (head->ragged_ends != NULL) ||
+        (run_count(head) > 0 && totals_of(head).spans > 0) != (head->span_counts != NULL))
         return "a column of the tensors is missing";
     for (uint32_t k = 0; k < head->tensor_count; k++) {
         const char *fault = tensor_fault(head, k);
@@ -674,6 +710,25 @@ struct pd_tensor_extent pd_block_head_extent(const struct pd_block_head *head, u
         .size_bytes = elements * bytes,
         .elements = elements,
         .digest = head->tensor_digests[(size_t)tensor * head->count + index]};
+}
+
+uint64_t pd_block_head_span_elements(const struct pd_block_head *head, uint32_t tensor,
+                                     uint32_t index, uint32_t span)
+{
+    PD_CHECK(tensor < head->tensor_count && index < head->count && head->span_ends);
+    const struct pd_tensor_spec *spec = &head->tensors[tensor];
+    uint32_t at = start_of(head->span_ends, index) + span;
+    PD_CHECK(at < head->span_ends[index]);
+    if (!pd_tensor_has_view(spec, head->spans[at].view))
+        return 0;
+    switch (spec->unit) {
+    case PD_UNIT_PATCH:
+        return head->spans[at].patches;
+    case PD_UNIT_RUN:
+        return span_counts(head, tensor)[at];
+    default:
+        return 1;
+    }
 }
 
 uint32_t pd_block_head_tensor(const struct pd_block_head *head, uint32_t number)

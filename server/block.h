@@ -62,6 +62,9 @@ struct pd_block_head {
     /* Running end of each sample's elements: `count` entries for each ragged tensor, in table
      * order. NULL = no tensor is ragged. */
     uint32_t *ragged_ends;
+    /* Elements of each span of the block: span_ends' last entries for each tensor of unit RUN, in
+     * table order. NULL = there is none, or no span. */
+    uint32_t *span_counts;
     uint64_t *tensor_digests; /* XXH3-64 of sample i's bytes of tensor k: entry k * count + i */
     /* Running ends in bytes of `keys`, `groups`; NULL = no sample has one. */
     uint32_t *key_ends, *group_ends;
@@ -84,9 +87,9 @@ struct pd_block {
     struct pd_block_head head;
     struct pd_piece *pieces; /* the body's bytes in order, any cut */
     uint32_t piece_count;
-    /* Between door and sequencer, which numbers views and tensors by the feed's tables and clears
-     * `views`: the names that span.view and the bits of tensor.views stand for (at most
-     * PD_VIEWS_MAX); tensor.number is the place in the table. Owned by the block's maker. */
+    /* Between door and sequencer, which numbers views and tensors by the feed's tables: the names
+     * that span.view and the bits of tensor.views stand for, at most PD_VIEWS_MAX; tensor.number is
+     * the place in the table. In the head's arena. */
     char (*views)[PD_NAME_MAX + 1];
     uint32_t view_count;
     /* Gives the memory back to the transport and frees the block. */
@@ -131,6 +134,11 @@ struct pd_tensor_extent {
 };
 struct pd_tensor_extent pd_block_head_extent(const struct pd_block_head *head, uint32_t tensor,
                                              uint32_t index);
+/* How many of a ragged tensor's elements belong to span number `span` of the sample: 0 for a view
+ * that is not the tensor's. Their sum over the sample's spans is the extent's `elements`. Not for
+ * unit SAMPLE. */
+uint64_t pd_block_head_span_elements(const struct pd_block_head *head, uint32_t tensor,
+                                     uint32_t index, uint32_t span);
 /* The place in `tensors` of the feed's tensor of this number, or PD_TENSOR_NONE: the block's samples
  * do not have it. */
 uint32_t pd_block_head_tensor(const struct pd_block_head *head, uint32_t number);

@@ -236,24 +236,47 @@ static int check_column(struct verify *verify, uint64_t block, uint64_t offset, 
     return rc == PD_ECORRUPT ? 0 : rc;
 }
 
+/* What is wrong with the sample's tensors: the name of the first one, or NULL. */
+static int check_tensors(struct verify *verify, const struct pd_block_head *head, uint32_t i,
+                         const char **wrong)
+{
+    int rc = 0;
+    *wrong = NULL;
+    for (uint32_t k = 0; k < head->tensor_count && !rc && !*wrong; k++) {
+        struct pd_tensor_extent extent = pd_block_head_extent(head, k, i);
+        bool good = true;
+        rc = check_column(verify, head->position, extent.offset_bytes, extent.size_bytes,
+                          extent.digest, &good);
+        *wrong = good ? NULL : head->tensors[k].name;
+    }
+    return rc;
+}
+
 static int check_sample(struct verify *verify, const struct pd_block_head *head, uint32_t i)
 {
-    char text[160];
+    char text[200];
     bool tokens = true, labels = true;
+    const char *tensor = NULL;
     uint64_t offset = head->token_offsets[i] * 4;
     size_t size = head->lengths[i] * (size_t)4;
     int rc = check_column(verify, head->position, offset, size, head->token_digests[i], &tokens);
     if (!rc && head->has_labels)
         rc = check_column(verify, head->position, head->token_offsets[head->count] * 4 + offset,
                           size, head->label_digests[i], &labels);
+    if (!rc)
+        rc = check_tensors(verify, head, i, &tensor);
     verify->findings->samples++;
-    if (rc || (tokens && labels))
+    if (rc || (tokens && labels && !tensor))
         return rc;
     snprintf(text, sizeof text,
-             "sample %llu of stream number %u (block %llu): its %s do not have "
+             "sample %llu of stream number %u (block %llu): its %s%s do not have "
              "their digest",
              (unsigned long long)head->first_seq + i, head->stream,
-             (unsigned long long)head->position, tokens ? "labels" : "tokens");
+             (unsigned long long)head->position,
+             !tokens  ? "tokens"
+             : labels ? "bytes of tensor "
+                      : "labels",
+             tokens && labels ? tensor : "");
     damage(verify, text);
     return 0;
 }

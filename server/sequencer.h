@@ -72,7 +72,8 @@ struct pd_refusal {
 
 /* One block; takes block (released after the commit, or on failure). Leading duplicates are
  * dropped and counted. PD_EINVAL SEQ_GAP (the expected seq is named); PD_EFENCED; PD_EMISMATCH
- * STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL; PD_ELIMIT HEAD_TOO_LARGE; PD_EINVAL BAD_BLOCK. */
+ * STREAM_ENDED, FEED_ENDED; PD_EFULL LOG_FULL; PD_ELIMIT HEAD_TOO_LARGE, TOO_MANY_VIEWS,
+ * TOO_MANY_TENSORS; PD_EINVAL BAD_TENSOR, BAD_BLOCK. */
 struct pd_request_append {
     struct pd_request base;
     struct pd_block *block; /* taken */

@@ -196,6 +196,8 @@ static int load_tables(struct pd_sequencer *seq, struct pd_error *error)
         int (*each)(void *ctx, uint32_t a, uint32_t b, struct pd_reader row);
     } tables[] = {{PD_TABLE_FEEDS, "feeds", load_feed},
                   {PD_TABLE_SOURCES, "sources", load_source},
+                  {PD_TABLE_VIEWS, "views", pd_seq_view_load},
+                  {PD_TABLE_TENSORS, "tensors", pd_seq_tensor_load},
                   {PD_TABLE_STREAMS, "streams", load_stream},
                   {PD_TABLE_JOBS, "jobs", load_job}};
     for (size_t i = 0; i < PD_COUNT_OF(tables); i++) {

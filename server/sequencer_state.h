@@ -13,6 +13,7 @@
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
  *   sequencer_space.c     bytes in the log, who may add to them, what is done when they run out
  *   sequencer_trim.c      what jobs hold, and deleting the rest
+ *   sequencer_names.c     numbers of views and tensors
  *   sequencer_rows.c      rows of the tables: encode and decode
  *   sequencer_status.c    copies for Status, progress for serve
  *
@@ -123,6 +124,10 @@ struct pd_seq_feed {
     struct pd_buf settings;           /* as recorded: key and value texts */
     char (*sources)[PD_NAME_MAX + 1]; /* source s is sources[s - 1] */
     uint32_t source_count;
+    char views[PD_VIEWS_MAX][PD_NAME_MAX + 1]; /* by number, as spans and tensors use it */
+    uint32_t view_count;
+    struct pd_tensor_spec tensors[PD_TENSORS_MAX]; /* by number */
+    uint32_t tensor_count;
     uint8_t *lane_ended;
     uint32_t lane_count;
     uint32_t stream_count, streams_ended;
@@ -245,6 +250,17 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row);
 int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row) PD_MUST_CHECK;
 /* Writes every dirty row. */
 int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
+
+/* ---- sequencer_names.c ---- */
+
+/* Gives the block's views and tensors the feed's numbers; new ones are written. PD_EINVAL BAD_TENSOR
+ * (another declaration than at its first use), PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_TENSORS; what
+ * writing to the log says. */
+int pd_seq_names_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_block *block,
+                        struct pd_error *error) PD_MUST_CHECK;
+/* Rows of the tables, in order, for pd_log_scan_rows; ctx is the state. */
+int pd_seq_view_load(void *ctx, uint32_t number, uint32_t view, struct pd_reader row);
+int pd_seq_tensor_load(void *ctx, uint32_t number, uint32_t tensor, struct pd_reader row);
 
 /* ---- sequencer_streams.c ---- */
 

@@ -362,7 +362,7 @@ static void count_refusals(struct pd_seq_feed *feed, const struct pd_request_app
 static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream,
                           const struct pd_block_head *head)
 {
-    uint64_t samples = 0, tokens = 0, rejected = 0;
+    uint64_t samples = 0, tokens = 0, rejected = 0, tensor_bytes = 0;
     for (uint32_t i = head->first_index; i < head->count; i++) {
         if (head->rejected && head->rejected[i]) {
             rejected++;
@@ -370,12 +370,14 @@ static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream
         }
         samples++;
         tokens += head->lengths[i];
+        for (uint32_t k = 0; k < head->tensor_count; k++)
+            tensor_bytes += pd_block_head_extent(head, k, i).size_bytes;
     }
     stream->next_seq = head->first_seq + head->count;
     stream->samples += samples;
     stream->tokens += tokens;
     stream->rejected += rejected;
-    uint64_t bytes = tokens * sizeof(int32_t) * (head->has_labels ? 2 : 1);
+    uint64_t bytes = tokens * sizeof(int32_t) * (head->has_labels ? 2 : 1) + tensor_bytes;
     stream->bytes += bytes;
     stream->blocks++;
     stream->last_wall_ns = pd_clock_wall_ns();
@@ -407,6 +409,8 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
     int rc = check_block(request->block, stream, error);
     if (!rc)
         rc = pd_seq_space_check(seq, feed, request->block, error);
+    if (!rc)
+        rc = pd_seq_names_number(seq, feed, request->block, error);
     if (rc)
         return rc;
     rc = pd_log_append_block(seq->log, request->block, error);

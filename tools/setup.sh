@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a bare Debian 12 lacks to build and run packd; says nothing and takes no time when all is there.
 #
-#   tools/setup.sh build|test        test includes build
+#   tools/setup.sh build|test|full        each includes those before it
 #
 # Uses apt-get, through sudo when not root. What the tests need from PyPI goes into a virtual environment, $PACKD_VENV or ~/.cache/packd/venv;
 # without PyPI they are skipped by name.
@@ -9,11 +9,14 @@ set -euo pipefail
 
 build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libgrpc-dev
   libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev python3-numpy)
-test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml python3-cffi python3-torch python3-venv python3-pip python3-setuptools python3-wheel curl clang libclang-rt-14-dev clang-format)
+test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml python3-cffi python3-torch python3-venv python3-pip python3-setuptools
+  python3-wheel groff-base curl clang libclang-rt-14-dev clang-format)
+full=(buildah debootstrap)
 
 case ${1:-build} in
 build) want=("${build[@]}") ;;
 test) want=("${build[@]}" "${test[@]}") ;;
+full) want=("${build[@]}" "${test[@]}" "${full[@]}") ;;
 *) sed -n 2,7p "$0" >&2; exit 2 ;;
 esac
 

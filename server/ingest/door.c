@@ -1,7 +1,7 @@
-/* The door's checks of a block.
+/* The door: a block as a whole, its tokens, labels and masks, and the head that the log keeps.
  *
  * Place in the flow: between the tag scanner (wire.c) and the sequencer; runs on the rpc thread of
- * the call. Invariant: a sample that is not flagged `rejected` in the head obeys every rule the
+ * the call; spans and tensors are in door_spans.c and door_tensors.c. Invariant: a sample that is not flagged `rejected` in the head obeys every rule the
  * planner and the layout rely on. It changes nothing in the body: what was refused stays there as
  * pushed, so that offsets remain sums of lengths.
  *
@@ -11,9 +11,7 @@
  * has no next token) equals the next token, there are at least PD_DOOR_SHIFTED_MIN of them, and at
  * least one of them differs from its own token. The last condition lets runs of one token pass,
  * where both readings agree. */
-#include "server/ingest/door.h"
-#include "server/ingest/body.h"
-#include "server/ingest/runs.h"
+#include "server/ingest/door_parts.h"
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -26,88 +24,23 @@
 #define XXH_STATIC_LINKING_ONLY /* the streaming state on the stack */
 #include <xxhash.h>
 
-const char *pd_door_reason_name(enum pd_door_reason reason)
-{
-    switch (reason) {
-#define X(name)          \
-    case PD_DOOR_##name: \
-        return #name;
-        PD_DOOR_REASONS(X)
-#undef X
-    case PD_DOOR_OK:
-        break;
-    }
-    return "";
-}
-
-const char *pd_door_reject_text(const struct pd_door_reject *reject,
-                                const struct pd_door_rules *rules, char *text, size_t size)
-{
-    const char *format = "";
-    int64_t found = reject->found;
-    uint32_t at = reject->at;
-
-    switch ((enum pd_door_reason)reject->reason) {
-    case PD_DOOR_OK:
-        break;
-    case PD_DOOR_EMPTY_SAMPLE:
-        format = "a sample has at least one token";
-        break;
-    case PD_DOOR_OVER_LENGTH:
-        snprintf(text, size,
-                 "%" PRId64 " tokens; the feed takes at most %u (seq_len) and rejects longer ones",
-                 found, rules->seq_len);
-        return text;
-    case PD_DOOR_TOO_LARGE:
-        snprintf(text, size, "%" PRId64 " bytes; max_sample_bytes is %" PRIu64, found,
-                 rules->sample_bytes_max);
-        return text;
-    case PD_DOOR_TOKEN_OUT_OF_VOCAB:
-    case PD_DOOR_LABEL_OUT_OF_RANGE:
-        snprintf(text, size, "%s %u is %" PRId64 "; expected %s0 to %" PRId64,
-                 reject->reason == PD_DOOR_TOKEN_OUT_OF_VOCAB ? "token" : "label", at, found,
-                 reject->reason == PD_DOOR_TOKEN_OUT_OF_VOCAB ? "" : "-100 or ",
-                 rules->vocab_size ? (int64_t)rules->vocab_size - 1 : (int64_t)INT32_MAX);
-        return text;
-    case PD_DOOR_LABELS_LOOK_SHIFTED:
-        snprintf(text, size,
-                 "all %" PRId64 " labels equal the next token: push labels unshifted (the server "
-                 "shifts), or set allow_shifted_looking_labels",
-                 found);
-        return text;
-    case PD_DOOR_BAD_MASK:
-        snprintf(text, size,
-                 "the mask's runs add up to %" PRId64
-                 " or run %u is 0; they must add up to the sample's length",
-                 found, at);
-        return text;
-    case PD_DOOR_BAD_WEIGHT:
-        format = "a weight is finite and at least 0";
-        break;
-    case PD_DOOR_KEY_TOO_LONG:
-        snprintf(text, size, "%" PRId64 " bytes in key or group; at most %d are taken", found,
-                 PD_DOOR_KEY_MAX);
-        return text;
-    }
-    snprintf(text, size, "%s", format);
-    return text;
-}
-
 void pd_door_rejects_fini(struct pd_door_rejects *rejects)
 {
     free(rejects->items);
+    free(rejects->tensors);
     *rejects = (struct pd_door_rejects){0};
 }
 
 /* ---- the block as a whole ---- */
 
-static int check_column(const char *name, size_t entries, size_t samples, struct pd_error *error)
+int door_check_column(const char *name, size_t entries, size_t expected, const char *per,
+                      struct pd_error *error)
 {
-    if (entries == 0 || entries == samples)
+    if (entries == 0 || entries == expected)
         return 0;
     return pd_error_set(error, PD_EINVAL, "COLUMN_SIZE",
-                        "head.%s has %zu entries for %zu samples; expected none or one per sample",
-                        name, entries, samples);
+                        "head.%s has %zu entries; expected none or one per %s, %zu", name, entries,
+                        per, expected);
 }
 
 static int check_columns(const Packd__V1__BlockHead *wire, struct pd_error *error)
@@ -116,11 +49,12 @@ static int check_columns(const Packd__V1__BlockHead *wire, struct pd_error *erro
     uint64_t runs = 0;
     int rc;
 
-    if ((rc = check_column("mask_run_counts", wire->n_mask_run_counts, n, error)) != 0 ||
-        (rc = check_column("weights", wire->n_weights, n, error)) != 0 ||
-        (rc = check_column("keys", wire->n_keys, n, error)) != 0 ||
-        (rc = check_column("groups", wire->n_groups, n, error)) != 0 ||
-        (rc = check_column("versions", wire->n_versions, n, error)) != 0)
+    if ((rc = door_check_column("mask_run_counts", wire->n_mask_run_counts, n, "sample", error)) !=
+            0 ||
+        (rc = door_check_column("weights", wire->n_weights, n, "sample", error)) != 0 ||
+        (rc = door_check_column("keys", wire->n_keys, n, "sample", error)) != 0 ||
+        (rc = door_check_column("groups", wire->n_groups, n, "sample", error)) != 0 ||
+        (rc = door_check_column("versions", wire->n_versions, n, "sample", error)) != 0)
         return rc;
     for (size_t i = 0; i < wire->n_mask_run_counts; i++)
         runs += wire->mask_run_counts[i];
@@ -132,36 +66,24 @@ static int check_columns(const Packd__V1__BlockHead *wire, struct pd_error *erro
     return 0;
 }
 
-/* Places for later: spans go into head->spans, tensors behind the labels in the body. */
-static int check_unsupported(const Packd__V1__BlockHead *wire, struct pd_error *error)
-{
-    const Packd__V1__Spans *spans = wire->spans;
-
-    if (wire->n_tensors > 0)
-        return pd_error_set(error, PD_EUNSUPPORTED, "UNSUPPORTED",
-                            "head.tensors: this server does not store named tensors; push tokens, "
-                            "labels, masks and weights only");
-    if (spans && (spans->n_counts > 0 || spans->n_view > 0 || spans->n_offsets > 0 ||
-                  spans->n_lengths > 0 || spans->n_views > 0))
-        return pd_error_set(error, PD_EUNSUPPORTED, "UNSUPPORTED",
-                            "head.spans: this server does not store media spans");
-    return 0;
-}
-
 static int check_sizes(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
                        struct pd_error *error)
 {
-    uint64_t tokens = 0;
+    uint64_t tokens = 0, tensors;
 
     for (size_t i = 0; i < wire->n_lengths; i++)
         tokens += wire->lengths[i];
     uint64_t expected = tokens * 4 * (wire->has_labels ? 2 : 1);
+    if (!door_tensors_bytes(wire, tokens, &tensors) ||
+        __builtin_add_overflow(expected, tensors, &expected))
+        return pd_error_set(error, PD_ELIMIT, "BLOCK_TOO_LARGE",
+                            "head.tensors: more bytes or elements than a block can have");
     if (wire->body_bytes != expected)
         return pd_error_set(error, PD_EINVAL, "LENGTH_MISMATCH",
                             "head.body_bytes is %" PRIu64 "; %zu lengths with %" PRIu64
-                            " tokens%s take %" PRIu64 " bytes",
+                            " tokens%s and %zu tensors take %" PRIu64 " bytes",
                             wire->body_bytes, wire->n_lengths, tokens,
-                            wire->has_labels ? " and labels" : "", expected);
+                            wire->has_labels ? " and labels" : "", wire->n_tensors, expected);
     if (expected > rules->block_bytes_max)
         return pd_error_set(error, PD_ELIMIT, "BLOCK_TOO_LARGE",
                             "a body of %" PRIu64 " bytes; max_block_bytes is %" PRIu64, expected,
@@ -184,49 +106,48 @@ int pd_door_check(const Packd__V1__BlockHead *wire, const struct pd_door_rules *
     if (wire->first_seq > INT64_MAX - wire->n_lengths)
         return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
                             "head.first_seq %" PRIu64 " is out of range", wire->first_seq);
-    if ((rc = check_unsupported(wire, error)) != 0 || (rc = check_columns(wire, error)) != 0)
+    if ((rc = check_columns(wire, error)) != 0 || (rc = door_check_spans(wire, error)) != 0 ||
+        (rc = door_check_tensors(wire, error)) != 0)
         return rc;
     return check_sizes(wire, rules, error);
 }
 
 /* ---- one sample after the other ---- */
 
-/* The work on one block. */
-struct making {
-    const Packd__V1__BlockHead *wire;
-    const struct pd_door_rules *rules;
-    uint32_t count;
-    uint32_t limit; /* tokens are below it, taken as unsigned */
-    struct pd_body tokens, tokens_again, labels;
-    size_t mask_at; /* first run of the sample in wire->mask_runs */
-    struct pd_loss_runs_buf runs;
-    uint64_t *token_digests, *label_digests;
-    uint32_t *run_ends;
-    struct pd_door_reject *found; /* one per sample */
-};
+void door_refuse(struct making *making, uint32_t index, struct pd_door_reject reject)
+{
+    if (door_refused(making, index))
+        return;
+    making->found[index] = reject;
+    making->found[index].index = index;
+    making->found[index].count = 1;
+}
 
 static void refuse(struct making *making, uint32_t index, enum pd_door_reason reason, uint32_t at,
                    int64_t found)
 {
-    if (making->found[index].reason == PD_DOOR_OK)
-        making->found[index] = (struct pd_door_reject){
-            .index = index, .count = 1, .reason = reason, .at = at, .found = found};
+    door_refuse(making, index, (struct pd_door_reject){.reason = reason, .at = at, .found = found});
 }
 
-static uint64_t sample_bytes(const Packd__V1__BlockHead *wire, uint32_t index)
+/* Before the sample's spans are taken. */
+static uint64_t sample_bytes(const struct making *making, uint32_t index)
 {
-    return (uint64_t)wire->lengths[index] * 4 * (wire->has_labels ? 2 : 1);
+    const Packd__V1__BlockHead *wire = making->wire;
+
+    return (uint64_t)wire->lengths[index] * 4 * (wire->has_labels ? 2 : 1) +
+           door_sample_tensor_bytes(making, index);
 }
 
 static void check_sample_head(struct making *making, uint32_t index)
 {
     const Packd__V1__BlockHead *wire = making->wire;
     uint32_t length = wire->lengths[index];
+    uint64_t bytes = sample_bytes(making, index);
 
     if (length == 0)
         refuse(making, index, PD_DOOR_EMPTY_SAMPLE, 0, 0);
-    if (sample_bytes(wire, index) > making->rules->sample_bytes_max)
-        refuse(making, index, PD_DOOR_TOO_LARGE, 0, (int64_t)sample_bytes(wire, index));
+    if (bytes > making->rules->sample_bytes_max)
+        refuse(making, index, PD_DOOR_TOO_LARGE, 0, (int64_t)bytes);
     if (length > making->rules->seq_len && making->rules->reject_over_length)
         refuse(making, index, PD_DOOR_OVER_LENGTH, 0, length);
     if (wire->n_weights > 0 && !(isfinite(wire->weights[index]) && wire->weights[index] >= 0))
@@ -355,12 +276,41 @@ static void take_labels(struct making *making, uint32_t index, struct pd_mask_re
         refuse(making, index, PD_DOOR_LABELS_LOOK_SHIFTED, 0, compared);
 }
 
-static void take_mask(struct making *making, uint32_t length, const uint32_t *runs, uint32_t count)
+/* Tokens [from, from + length) are on or off, but media spans are off: nothing is predicted there.
+ * `at` is the first span that may still matter. */
+static uint32_t add_around_spans(struct making *making, const struct pd_span *spans, uint32_t count,
+                                 uint32_t at, bool on, uint32_t from, uint32_t length)
 {
-    for (uint32_t i = 0; i < count; i++)
-        pd_loss_runs_add(&making->runs, i % 2 == 1, runs[i]);
+    uint32_t to = from + length;
+
+    while (at < count && spans[at].offset_tokens < to && from < to) {
+        uint32_t start = spans[at].offset_tokens > from ? spans[at].offset_tokens : from;
+        uint32_t span_end = spans[at].offset_tokens + spans[at].length_tokens;
+        uint32_t end = span_end < to ? span_end : to;
+        pd_loss_runs_add(&making->runs, on, start - from);
+        if (end > start)
+            pd_loss_runs_add(&making->runs, false, end - start);
+        from = end > start ? end : start;
+        if (span_end > to)
+            return at;
+        at++;
+    }
+    pd_loss_runs_add(&making->runs, on, to - from);
+    return at;
+}
+
+/* Without pushed labels: the mask, and -100 on media spans. */
+static void take_mask(struct making *making, uint32_t index, const uint32_t *runs, uint32_t count)
+{
+    uint32_t span_count, at = 0, from = 0;
+    const struct pd_span *spans = door_spans_of(making, index, &span_count);
+
+    for (uint32_t i = 0; i < count; i++) {
+        at = add_around_spans(making, spans, span_count, at, i % 2 == 1, from, runs[i]);
+        from += runs[i];
+    }
     if (count == 0)
-        pd_loss_runs_add(&making->runs, true, length);
+        (void)add_around_spans(making, spans, span_count, 0, true, 0, making->wire->lengths[index]);
 }
 
 static void take_sample(struct making *making, uint32_t index)
@@ -368,28 +318,32 @@ static void take_sample(struct making *making, uint32_t index)
     const Packd__V1__BlockHead *wire = making->wire;
     const uint32_t *runs = wire->mask_runs ? wire->mask_runs + making->mask_at : NULL;
     uint32_t count = wire->n_mask_run_counts > 0 ? wire->mask_run_counts[index] : 0;
-    struct pd_body labels_start = making->labels;
+    struct pd_body labels_start = making->labels, tokens_start = making->tokens;
     uint64_t size = (uint64_t)wire->lengths[index] * 4;
     uint32_t most = 0;
 
     making->mask_at += count;
     check_sample_head(making, index);
     check_sample_mask(making, index, runs, count);
+    door_take_spans(making, index);
     take_tokens(making, index);
+    door_check_media_tokens(making, index, tokens_start);
+    door_take_tensors(making, index);
     pd_loss_runs_begin(&making->runs);
     if (wire->has_labels) {
         making->label_digests[index] = scan_column(&labels_start, size, &most);
-        bool masked = making->found[index].reason == PD_DOOR_OK;
+        bool masked = !door_refused(making, index);
         struct pd_mask_reader mask = pd_mask_reader_of(runs, masked ? count : 0);
         take_labels(making, index, &mask);
-    } else if (making->found[index].reason == PD_DOOR_OK) {
-        take_mask(making, wire->lengths[index], runs, count);
+    } else if (!door_refused(making, index)) {
+        take_mask(making, index, runs, count);
     }
-    if (making->found[index].reason == PD_DOOR_OK)
+    if (!door_refused(making, index))
         pd_loss_runs_end(&making->runs);
     else
         pd_loss_runs_undo(&making->runs);
     making->run_ends[index] = pd_loss_runs_total(&making->runs);
+    door_end_spans(making, index);
 }
 
 /* ---- the head ---- */
@@ -399,7 +353,7 @@ static void *carve(uint8_t **at, size_t size)
 {
     void *part = size > 0 ? *at : NULL;
 
-    *at += size;
+    *at = (uint8_t *)((uintptr_t)*at + size);
     return part;
 }
 
@@ -428,50 +382,96 @@ static void fill_column(const ProtobufCBinaryData *column, uint32_t n,
     }
 }
 
-/* Fills *head from what was found; `runs_total` entries of loss runs, `refused` samples flagged. */
-static int build_head(struct making *making, uint32_t refused, struct pd_block_head *head)
+/* The columns of spans and tensors: from entries of 8 bytes down to 4. */
+static void carve_media(struct making *making, struct pd_block_head *head, uint8_t **at)
+{
+    size_t n = making->count, spans = making->span_count, tensors = making->tensor_count;
+
+    head->tensor_digests = carve(at, tensors * n * 8);
+    head->tensor_offsets = carve(at, tensors ? (tensors + 1) * 8 : 0);
+    head->tensors = carve(at, tensors * sizeof(*head->tensors));
+    head->spans = carve(at, spans * sizeof(*head->spans));
+    head->span_ends = carve(at, spans ? n * 4 : 0);
+    head->ragged_ends = carve(at, making->ragged_count * n * 4);
+    head->span_counts = carve(at, making->run_count * spans * 4);
+    head->tensor_count = making->tensor_count;
+}
+
+static void carve_head(struct making *making, uint32_t refused, struct pd_block *block,
+                       uint8_t **at)
 {
     const Packd__V1__BlockHead *wire = making->wire;
-    uint32_t n = making->count;
+    struct pd_block_head *head = &block->head;
+    size_t n64 = (size_t)making->count * 8, n32 = (size_t)making->count * 4;
     uint32_t runs_total = pd_loss_runs_total(&making->runs);
     size_t keys_bytes = column_bytes(wire->keys, wire->n_keys, making->found);
     size_t groups_bytes = column_bytes(wire->groups, wire->n_groups, making->found);
-    size_t n64 = (size_t)n * 8, n32 = (size_t)n * 4;
-    bool has_labels = wire->has_labels;
 
-    size_t size = n64 + (has_labels ? n64 : 0) + (wire->n_versions ? n64 : 0) + n64 + 8;
-    size += n32 + (wire->n_weights ? n32 : 0) + (runs_total ? n32 + (size_t)runs_total * 4 : 0);
-    size += (keys_bytes ? n32 : 0) + (groups_bytes ? n32 : 0);
-    size += keys_bytes + groups_bytes + (refused ? n : 0);
-    uint8_t *at = malloc(size);
-    if (!at)
+    head->token_digests = carve(at, n64);
+    head->label_digests = carve(at, wire->has_labels ? n64 : 0);
+    head->versions = carve(at, wire->n_versions ? n64 : 0);
+    head->token_offsets = carve(at, n64 + 8);
+    carve_media(making, head, at);
+    head->lengths = carve(at, n32);
+    head->weights = carve(at, wire->n_weights ? n32 : 0);
+    head->loss_run_ends = carve(at, runs_total ? n32 : 0);
+    head->loss_runs = carve(at, (size_t)runs_total * 4);
+    head->key_ends = carve(at, keys_bytes ? n32 : 0);
+    head->group_ends = carve(at, groups_bytes ? n32 : 0);
+    head->keys = carve(at, keys_bytes);
+    head->groups = carve(at, groups_bytes);
+    head->rejected = carve(at, refused ? making->count : 0);
+    block->views = carve(at, making->views.count * sizeof(*block->views));
+    block->view_count = making->views.count;
+}
+
+/* Makes the head's arena and its columns, nothing in them yet; `refused` samples will be flagged. */
+static int build_head(struct making *making, uint32_t refused, struct pd_block *block)
+{
+    uint8_t *none = NULL;
+    struct pd_block_head *head = &block->head;
+
+    *head = (struct pd_block_head){0};
+    carve_head(making, refused, block, &none); /* the first time only to count */
+    size_t size = (size_t)(uintptr_t)none;
+    uint8_t *arena = malloc(size), *at = arena;
+    if (!arena)
         return PD_ENOMEM;
-
-    *head = (struct pd_block_head){.first_seq = wire->first_seq,
-                                   .count = n,
-                                   .has_labels = has_labels,
-                                   .body_bytes = wire->body_bytes,
-                                   .arena = at};
-    head->token_digests = carve(&at, n64);
-    head->label_digests = carve(&at, has_labels ? n64 : 0);
-    head->versions = carve(&at, wire->n_versions ? n64 : 0);
-    head->token_offsets = carve(&at, n64 + 8);
-    head->lengths = carve(&at, n32);
-    head->weights = carve(&at, wire->n_weights ? n32 : 0);
-    head->loss_run_ends = carve(&at, runs_total ? n32 : 0);
-    head->loss_runs = carve(&at, (size_t)runs_total * 4);
-    head->key_ends = carve(&at, keys_bytes ? n32 : 0);
-    head->group_ends = carve(&at, groups_bytes ? n32 : 0);
-    head->keys = carve(&at, keys_bytes);
-    head->groups = carve(&at, groups_bytes);
-    head->rejected = carve(&at, refused ? n : 0);
-    PD_CHECK(at == (uint8_t *)head->arena + size);
+    *head = (struct pd_block_head){.first_seq = making->wire->first_seq,
+                                   .count = making->count,
+                                   .has_labels = making->wire->has_labels,
+                                   .body_bytes = making->wire->body_bytes,
+                                   .arena = arena};
+    carve_head(making, refused, block, &at);
+    PD_CHECK(at == arena + size);
     return 0;
 }
 
-static void fill_head(struct making *making, struct pd_block_head *head)
+static void fill_media(struct making *making, struct pd_block *block)
+{
+    struct pd_block_head *head = &block->head;
+    size_t n = making->count;
+
+    if (head->spans) {
+        memcpy(head->spans, making->spans, making->span_count * sizeof(*head->spans));
+        memcpy(head->span_ends, making->span_ends, n * 4);
+    }
+    if (head->tensors) {
+        memcpy(head->tensors, making->tensors, making->tensor_count * sizeof(*head->tensors));
+        memcpy(head->tensor_digests, making->tensor_digests, making->tensor_count * n * 8);
+    }
+    if (head->ragged_ends)
+        memcpy(head->ragged_ends, making->ragged_ends, making->ragged_count * n * 4);
+    if (head->span_counts)
+        door_fill_span_counts(making, head->span_counts);
+    for (uint32_t i = 0; i < making->views.count; i++)
+        (void)snprintf(block->views[i], sizeof(block->views[i]), "%s", making->views.names[i]);
+}
+
+static void fill_head(struct making *making, struct pd_block *block)
 {
     const Packd__V1__BlockHead *wire = making->wire;
+    struct pd_block_head *head = &block->head;
     uint32_t n = making->count;
 
     memcpy(head->lengths, wire->lengths, (size_t)n * 4);
@@ -489,15 +489,14 @@ static void fill_head(struct making *making, struct pd_block_head *head)
         fill_column(wire->keys, n, making->found, head->keys, head->key_ends);
     if (head->groups)
         fill_column(wire->groups, n, making->found, head->groups, head->group_ends);
-    head->token_offsets[0] = 0;
     for (uint32_t i = 0; i < n; i++) {
-        bool refused = making->found[i].reason != PD_DOOR_OK;
-        head->token_offsets[i + 1] = head->token_offsets[i] + wire->lengths[i];
         if (head->weights)
-            head->weights[i] = refused ? 1.0f : wire->weights[i];
+            head->weights[i] = door_refused(making, i) ? 1.0f : wire->weights[i];
         if (head->rejected)
-            head->rejected[i] = refused;
+            head->rejected[i] = door_refused(making, i);
     }
+    fill_media(making, block);
+    PD_CHECK(pd_block_head_derive(head)); /* pd_door_check has added up the same */
 }
 
 /* The refused samples as runs of one reason. */
@@ -529,7 +528,21 @@ static int collect_rejects(const struct making *making, struct pd_door_rejects *
     return 0;
 }
 
-static int make(struct making *making, struct pd_block_head *head, struct pd_door_rejects *rejects)
+/* The texts of refusals name tensors. */
+static int keep_tensors(const struct making *making, struct pd_door_rejects *rejects)
+{
+    size_t size = making->tensor_count * sizeof(*rejects->tensors);
+
+    if (rejects->count == 0 || size == 0)
+        return 0;
+    rejects->tensors = malloc(size);
+    if (!rejects->tensors)
+        return PD_ENOMEM;
+    memcpy(rejects->tensors, making->tensors, size);
+    return 0;
+}
+
+static int make(struct making *making, struct pd_block *block, struct pd_door_rejects *rejects)
 {
     for (uint32_t i = 0; i < making->count; i++)
         take_sample(making, i);
@@ -537,45 +550,65 @@ static int make(struct making *making, struct pd_block_head *head, struct pd_doo
         return PD_ENOMEM;
     int rc = collect_rejects(making, rejects);
     if (rc == 0)
-        rc = build_head(making, rejects->samples, head);
+        rc = keep_tensors(making, rejects);
     if (rc == 0)
-        fill_head(making, head);
+        rc = build_head(making, rejects->samples, block);
+    if (rc == 0)
+        fill_head(making, block);
     else
         pd_door_rejects_fini(rejects);
     return rc;
 }
 
-int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
-                 const struct pd_piece *pieces, uint32_t piece_count, struct pd_block_head *head,
-                 struct pd_door_rejects *rejects, struct pd_error *error)
+/* Room for what is found in the block, in one allocation, which is returned; NULL: no memory. */
+static void *find_room(struct making *making)
 {
-    size_t n = wire->n_lengths;
-    uint64_t token_bytes = wire->body_bytes / (wire->has_labels ? 2 : 1);
-    struct pd_body body = {.pieces = pieces, .piece_count = piece_count};
+    size_t n = making->count, spans = door_wire_spans(making->wire);
+    size_t n64 = n * 8;
+    size_t size = n64 * (2 + making->tensor_count) + n * sizeof(*making->found) +
+                  spans * sizeof(*making->spans) + n * 4 * (2 + (size_t)making->ragged_count) +
+                  spans * 4;
+    uint8_t *room = calloc(1, size), *at = room;
+
+    if (!room)
+        return NULL;
+    making->token_digests = carve(&at, n64);
+    making->label_digests = carve(&at, n64);
+    making->tensor_digests = carve(&at, n64 * making->tensor_count);
+    making->found = carve(&at, n * sizeof(*making->found));
+    making->spans = carve(&at, spans * sizeof(*making->spans));
+    making->run_ends = carve(&at, n * 4);
+    making->span_ends = carve(&at, n * 4);
+    making->ragged_ends = carve(&at, n * 4 * making->ragged_count);
+    making->span_places = carve(&at, spans * 4);
+    PD_CHECK(at == room + size);
+    return room;
+}
+
+int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
+                 struct pd_block *block, struct pd_door_rejects *rejects, struct pd_error *error)
+{
+    struct pd_body body = {.pieces = block->pieces, .piece_count = block->piece_count};
     struct making making = {.wire = wire,
                             .rules = rules,
-                            .count = (uint32_t)n,
+                            .count = (uint32_t)wire->n_lengths,
                             .limit =
                                 rules->vocab_size ? rules->vocab_size : (uint32_t)INT32_MAX + 1,
                             .tokens = body,
                             .tokens_again = body,
                             .labels = body};
-    int rc = PD_ENOMEM;
+    uint64_t token_bytes = 0;
 
+    for (size_t i = 0; i < wire->n_lengths; i++)
+        token_bytes += (uint64_t)wire->lengths[i] * 4;
     pd_body_skip(&making.labels, token_bytes);
-    making.token_digests = malloc(n * 8);
-    making.label_digests = malloc(n * 8);
-    making.run_ends = malloc(n * 4);
-    making.found = calloc(n, sizeof(*making.found));
-    if (making.token_digests && making.label_digests && making.run_ends && making.found)
-        rc = make(&making, head, rejects);
+    door_start_tensors(&making, token_bytes * (wire->has_labels ? 2 : 1));
+    void *room = find_room(&making);
+    int rc = room ? make(&making, block, rejects) : PD_ENOMEM;
     if (rc != 0)
         (void)pd_error_set(error, rc, "NO_MEMORY",
-                           "no memory for the head of a block of %zu samples", n);
-    free(making.found);
-    free(making.run_ends);
-    free(making.label_digests);
-    free(making.token_digests);
+                           "no memory for the head of a block of %zu samples", wire->n_lengths);
+    free(room);
     pd_loss_runs_fini(&making.runs);
     return rc;
 }

@@ -1,14 +1,11 @@
 /* The door: from a decoded BlockHead and the pieces of its body to a block the log can take.
  *
- *   BlockHead ──pd_door_check──> may its body come?          (the block refused: the call ends)
- *   head + pieces ──pd_door_make──> pd_block_head + rejects  (samples refused: they keep their seq)
+ *   BlockHead ──pd_door_check──> may its body come?      (the block refused: the call ends)
+ *   head + pieces ──pd_door_make──> block->head + rejects (samples refused: they keep their seq)
  *
  * Everything here came from the wire and is distrusted. The body is read where it lies and not
- * copied: once for its digests and token range, its tokens once more beside the labels. Pure but
- * for malloc, any thread.
- *
- * Not stored by this version: spans and named tensors. A head that carries them is refused with
- * PD_EUNSUPPORTED. */
+ * copied: once for its digests and token range, its tokens once more beside the labels and where
+ * placeholders are checked. Pure but for malloc, any thread. */
 #ifndef PD_SERVER_INGEST_DOOR_H
 #define PD_SERVER_INGEST_DOOR_H
 
@@ -28,11 +25,17 @@
 struct pd_door_rules {
     uint32_t seq_len;
     bool reject_over_length;   /* over_length: reject */
+    bool split_over_length;    /* over_length: split */
     uint32_t vocab_size;       /* 0 = only negative tokens are refused */
-    uint64_t sample_bytes_max; /* tokens and labels of one sample */
+    uint64_t sample_bytes_max; /* tokens, labels and tensors of one sample */
     uint64_t block_bytes_max;  /* body of one block */
     uint32_t block_samples_max;
-    bool check_shifted; /* refuse labels that look shifted */
+    bool check_shifted;   /* refuse labels that look shifted */
+    uint32_t patches_max; /* of a pack; 0 = no cap */
+    bool mrope;           /* positions: mrope: every span has a grid */
+    /* Tokens that stand in spans and nowhere else; count 0 = not checked. Borrowed. */
+    const uint32_t *media_tokens;
+    uint32_t media_token_count;
 };
 
 /* name = the reason on the wire */
@@ -45,6 +48,10 @@ struct pd_door_rules {
     X(LABELS_LOOK_SHIFTED) \
     X(BAD_MASK)            \
     X(BAD_WEIGHT)          \
+    X(BAD_SPAN)            \
+    X(SPAN_GRID)           \
+    X(BAD_RAGGED)          \
+    X(BAD_VALUE)           \
     X(KEY_TOO_LONG)
 
 enum pd_door_reason {
@@ -54,38 +61,66 @@ enum pd_door_reason {
 #undef X
 };
 
-/* `count` samples from `index` on, refused for one reason; at and found belong to the first: which
- * token (or run), and what was there. */
+/* Which rule of its reason a sample broke, where a reason has several. */
+enum pd_door_detail {
+    PD_DOOR_DETAIL_NONE,
+    PD_DOOR_SAMPLE_PATCHES, /* TOO_LARGE */
+    PD_DOOR_SPAN_PATCHES,   /* TOO_LARGE */
+    PD_DOOR_SPAN_TOO_LONG,  /* OVER_LENGTH */
+    PD_DOOR_RAGGED_COUNT,   /* BAD_RAGGED */
+    PD_DOOR_RAGGED_VIEW,
+    PD_DOOR_SPAN_VIEW, /* BAD_SPAN */
+    PD_DOOR_SPAN_EMPTY,
+    PD_DOOR_SPAN_ORDER,
+    PD_DOOR_SPAN_END,
+    PD_DOOR_SPAN_STRAY,
+    PD_DOOR_SPAN_FOREIGN,
+    PD_DOOR_GRID_MISSING, /* SPAN_GRID, to the last */
+    PD_DOOR_GRID_PRODUCT,
+    PD_DOOR_GRID_MERGE,
+    PD_DOOR_GRID_SIDE,
+    PD_DOOR_GRID_TOKENS,
+    PD_DOOR_GRID_T_SCALE,
+    PD_DOOR_GRID_FAR,
+};
+
+/* `count` samples from `index` on, refused for one reason; the rest belongs to the first. */
 struct pd_door_reject {
     uint32_t index, count;
     uint32_t reason; /* enum pd_door_reason */
-    uint32_t at;
-    int64_t found;
+    uint8_t detail;  /* enum pd_door_detail */
+    uint8_t tensor;  /* its place in the block's table: BAD_RAGGED, BAD_VALUE */
+    uint32_t at;     /* which token, run, span or scalar */
+    int64_t found, expected;
 };
 
 struct pd_door_rejects {
     struct pd_door_reject *items; /* ascending by index, owned */
     uint32_t count;
-    uint32_t samples; /* sum of the counts */
+    uint32_t samples;               /* sum of the counts */
+    struct pd_tensor_spec *tensors; /* of the block, for the texts; owned; NULL: none */
 };
 
 const char *pd_door_reason_name(enum pd_door_reason reason);
 /* For people: what was found and what was expected. Returns text. */
-const char *pd_door_reject_text(const struct pd_door_reject *reject,
+const char *pd_door_reject_text(const struct pd_door_rejects *rejects,
+                                const struct pd_door_reject *reject,
                                 const struct pd_door_rules *rules, char *text, size_t size);
 void pd_door_rejects_fini(struct pd_door_rejects *rejects);
 
-/* What a head says about its block as a whole. PD_EINVAL COLUMN_SIZE, LENGTH_MISMATCH (lengths
- * against body_bytes, both named), MALFORMED (no sample), BAD_RANGE (seq overflows); PD_ELIMIT
- * BLOCK_TOO_LARGE; PD_EUNSUPPORTED UNSUPPORTED (spans, tensors). */
+/* What a head says about its block as a whole. PD_EINVAL COLUMN_SIZE, LENGTH_MISMATCH (lengths and
+ * tensors against body_bytes, both named), MALFORMED (no sample), BAD_RANGE (seq overflows, merge
+ * is no square), BAD_NAME, RESERVED_NAME, BAD_TENSOR; PD_ELIMIT BLOCK_TOO_LARGE, TOO_MANY_VIEWS,
+ * TOO_MANY_TENSORS. */
 int pd_door_check(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
                   struct pd_error *error) PD_MUST_CHECK;
 
-/* Makes the log's head of a block that pd_door_check let pass; the pieces hold exactly
- * wire->body_bytes. feed, lane, stream, source and position stay 0 for the caller. `head` is to be
- * given to pd_block_head_fini, `rejects` to pd_door_rejects_fini. PD_ENOMEM. */
+/* Makes block->head and block->views of a block that pd_door_check let pass and whose pieces are
+ * there: exactly wire->body_bytes. feed, lane, stream, source and position stay 0 for the caller;
+ * views and tensors have the block's own numbers. block->head is to be given to pd_block_head_fini,
+ * `rejects` to pd_door_rejects_fini. PD_ENOMEM. */
 int pd_door_make(const Packd__V1__BlockHead *wire, const struct pd_door_rules *rules,
-                 const struct pd_piece *pieces, uint32_t piece_count, struct pd_block_head *head,
-                 struct pd_door_rejects *rejects, struct pd_error *error) PD_MUST_CHECK;
+                 struct pd_block *block, struct pd_door_rejects *rejects,
+                 struct pd_error *error) PD_MUST_CHECK;
 
 #endif

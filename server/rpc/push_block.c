@@ -117,8 +117,7 @@ int push_block_finish(struct push_block *block, const struct pd_door_rules *rule
                       struct pd_error *error)
 {
     PD_CHECK(push_block_rest(block) == 0);
-    int rc = pd_door_make(block->wire, rules, block->block.pieces, block->block.piece_count,
-                          &block->block.head, rejects, error);
+    int rc = pd_door_make(block->wire, rules, &block->block, rejects, error);
     if (rc == 0 && pd_block_head_size(&block->block.head) > PD_BLOCK_HEAD_BYTES_MAX) {
         rc = pd_error_set(error, PD_ELIMIT, "HEAD_TOO_LARGE",
                           "the head of a block of %u samples takes %zu bytes in the log, at most "

@@ -21,10 +21,15 @@ static void set_rules(struct push *push, const Packd__V1__Hello *hello)
     push->rules = (struct pd_door_rules){
         .seq_len = feed->rules.seq_len,
         .reject_over_length = feed->rules.over_length == PD_OVER_REJECT,
+        .split_over_length = feed->rules.over_length == PD_OVER_SPLIT,
         .vocab_size = feed->vocab_size,
         .sample_bytes_max = config->max_sample_bytes < block ? config->max_sample_bytes : block,
         .block_bytes_max = block,
         .block_samples_max = BLOCK_SAMPLES_MAX,
+        .patches_max = feed->rules.patches_max,
+        .mrope = feed->layout.positions == PD_POSITIONS_MROPE,
+        .media_tokens = feed->media_tokens,
+        .media_token_count = feed->media_token_count,
         .check_shifted = feed->check_shifted_labels && !hello->allow_shifted_looking_labels,
     };
 }

@@ -139,11 +139,11 @@ static void send_reject(struct push *push, const struct append *append,
 {
     Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
     Packd__V1__Reject reject = PACKD__V1__REJECT__INIT;
-    char text[200];
+    char text[240];
 
     reject.seq = append->first_seq + item->index;
     reject.reason = (char *)pd_door_reason_name(item->reason);
-    reject.detail = (char *)pd_door_reject_text(item, &push->rules, text, sizeof(text));
+    reject.detail = (char *)pd_door_reject_text(&append->rejects, item, &push->rules, text, sizeof(text));
     reject.count = item->count;
     push->rejected += item->count;
     pd_metric_add_labelled(PD_M_INGEST_REJECTED, reject.reason, item->count);

@@ -55,11 +55,11 @@ static void door(const Packd__V1__BlockHead *wire, const struct cut *message,
                  struct pd_wire_range body, const struct pd_door_rules *rules)
 {
     struct pd_error error = {0};
-    struct pd_block_head head;
     struct pd_door_rejects rejects;
     struct pd_piece pieces[PIECES_MAX + 1];
+    struct pd_block block = {.pieces = pieces};
     struct cut rest = {0};
-    char text[200];
+    char text[240];
 
     if (pd_door_check(wire, rules, &error) != 0) {
         PD_CHECK(error.reason[0] && error.text[0]);
@@ -70,12 +70,14 @@ static void door(const Packd__V1__BlockHead *wire, const struct cut *message,
     uint32_t count = pd_wire_cut(message->pieces, message->count, body, pieces);
     cut_add(&rest, NULL, (size_t)wire->body_bytes - body.size_bytes);
     pieces[count++] = rest.pieces[0];
-    PD_CHECK(pd_door_make(wire, rules, pieces, count, &head, &rejects, &error) == 0);
-    PD_CHECK(pd_block_head_check(&head, &error) == 0);
+    block.piece_count = count;
+    PD_CHECK(pd_door_make(wire, rules, &block, &rejects, &error) == 0);
+    PD_CHECK(pd_block_head_check(&block.head, &error) == 0);
     for (uint32_t i = 0; i < rejects.count; i++)
-        PD_CHECK(pd_door_reject_text(&rejects.items[i], rules, text, sizeof(text))[0]);
+        PD_CHECK(pd_door_reject_text(&rejects, &rejects.items[i], rules, text, sizeof(text))[0]);
+    PD_CHECK(block.view_count <= PD_VIEWS_MAX);
     pd_door_rejects_fini(&rejects);
-    pd_block_head_fini(&head);
+    pd_block_head_fini(&block.head);
     cut_free(&rest);
 }
 
@@ -87,12 +89,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size < 2)
         return 0;
+    static const uint32_t media_tokens[] = {3, 900};
     const struct pd_door_rules rules = {.seq_len = 1 + data[0] % 64,
                                         .reject_over_length = data[0] & 64,
                                         .vocab_size = data[0] & 128 ? 1000 : 0,
                                         .sample_bytes_max = 4096,
                                         .block_bytes_max = BODY_MAX,
                                         .block_samples_max = 4096,
+                                        .split_over_length = !(data[0] & 64),
+                                        .mrope = data[0] & 16,
+                                        .patches_max = data[0] & 8 ? 40 : 0,
+                                        .media_tokens = media_tokens,
+                                        .media_token_count = data[0] & 4 ? 2 : 0,
                                         .check_shifted = data[0] & 32};
     cut_up(&message, data + 2, size - 2, 1 + data[1]);
     if (pd_wire_push_split(message.pieces, message.count, &push, &error) != 0) {

@@ -14,7 +14,7 @@
 
 #define SEED 31337ull
 #define SAMPLES_MAX 24
-#define TENSORS 6
+#define TENSORS 7
 
 static uint64_t random_state = SEED;
 
@@ -37,7 +37,7 @@ struct made {
     uint32_t runs[SAMPLES_MAX * 4];
     struct pd_span spans[SAMPLES_MAX * 3];
     struct pd_tensor_spec tensors[TENSORS];
-    uint32_t ragged_ends[TENSORS * SAMPLES_MAX];
+    uint32_t ragged_ends[TENSORS * SAMPLES_MAX], span_counts[SAMPLES_MAX * 3];
     uint64_t tensor_digests[TENSORS * SAMPLES_MAX], token_offsets[SAMPLES_MAX + 1],
         tensor_offsets[TENSORS + 1];
 };
@@ -109,7 +109,13 @@ static const struct pd_tensor_spec tensor_specs[TENSORS] = {
      .axis = PD_AXIS_RAGGED,
      .unit = PD_UNIT_SPAN,
      .pad_mask = PD_TENSOR_NONE},
-    {.name = "jpeg", .dtype = PD_DTYPE_U8, .axis = PD_AXIS_RAGGED, .pad_mask = PD_TENSOR_NONE},
+    {.name = "jpeg",
+     .dtype = PD_DTYPE_U8,
+     .axis = PD_AXIS_RAGGED,
+     .unit = PD_UNIT_RUN,
+     .views = 3,
+     .pad_mask = PD_TENSOR_NONE},
+    {.name = "words", .dtype = PD_DTYPE_U8, .axis = PD_AXIS_RAGGED, .pad_mask = PD_TENSOR_NONE},
     {.name = "action_is_pad",
      .dtype = PD_DTYPE_BOOL,
      .axis = PD_AXIS_SAMPLE,
@@ -131,9 +137,14 @@ static uint32_t elements_of(const struct made *m, const struct pd_tensor_spec *s
     const struct pd_span *span = pd_block_head_spans(&m->head, i, &spans);
     if (spec->unit == PD_UNIT_SAMPLE)
         return below(50);
-    for (uint32_t s = 0; s < spans; s++)
-        if (pd_tensor_has_view(spec, span[s].view))
+    for (uint32_t s = 0; s < spans; s++) {
+        if (spec->views != 0 && !(spec->views & 1ull << span[s].view))
+            continue;
+        if (spec->unit == PD_UNIT_RUN)
+            elements += m->span_counts[span + s - m->spans];
+        else
             elements += spec->unit == PD_UNIT_PATCH ? span[s].patches : 1;
+    }
     return elements;
 }
 
@@ -146,9 +157,13 @@ static void make_tensors(struct made *m)
     head->tensor_digests = m->tensor_digests;
     head->tensor_offsets = m->tensor_offsets;
     head->ragged_ends = m->ragged_ends;
+    uint32_t spans = head->span_ends ? head->span_ends[head->count - 1] : 0;
+    head->span_counts = spans ? m->span_counts : NULL;
+    for (uint32_t s = 0; s < spans; s++)
+        m->span_counts[s] = m->spans[s].view < 2 ? below(40) : 0;
     for (uint32_t k = 0; k < TENSORS; k++) {
         m->tensors[k] = tensor_specs[k];
-        m->tensors[k].number = k == 4 ? 33 : k;
+        m->tensors[k].number = k == 5 ? 33 : k;
         for (uint32_t i = 0; i < head->count; i++) {
             m->tensor_digests[k * head->count + i] = ((uint64_t)below(1000) << 32) + i;
             if (tensor_specs[k].axis != PD_AXIS_RAGGED)
@@ -442,7 +457,7 @@ static void test_tensor_rules(void **unused)
     m.tensors[0].name[3] = '-';
     refused(&m, "name");
     make_with_tensors(&m);
-    m.tensors[5].dims[1] = 0;
+    m.tensors[6].dims[1] = 0;
     refused(&m, "dims");
     make_with_tensors(&m);
     m.tensors[0].unit = PD_UNIT_SPAN;
@@ -451,15 +466,18 @@ static void test_tensor_rules(void **unused)
     m.tensors[2].number = m.tensors[1].number;
     refused(&m, "twice");
     make_with_tensors(&m);
-    m.tensors[5].pad_mask = 7;
+    m.tensors[6].pad_mask = 7;
     refused(&m, "pad mask");
     make_with_tensors(&m);
-    m.tensors[4].dims[0] = 9;
+    m.tensors[5].dims[0] = 9;
     refused(&m, "pad mask");
     make_with_tensors(&m);
     m.ragged_ends[m.head.count - 1] += 1;
     if (!m.rejected[m.head.count - 1])
         refused(&m, "elements");
+    make_with_tensors(&m);
+    m.span_counts[m.span_ends[0]] += 1;
+    refused(&m, "elements");
     make_with_tensors(&m);
     m.ragged_ends[0] = UINT32_MAX;
     refused(&m, "ragged ends fall");
@@ -485,12 +503,18 @@ static void test_extents(void **unused)
             assert_int_equal(pd_block_head_tensor(&m.head, m.tensors[k].number), k);
             for (uint32_t i = 0; i < m.head.count; i++) {
                 struct pd_tensor_extent extent = pd_block_head_extent(&m.head, k, i);
-                static const uint32_t bytes[TENSORS] = {4, 24, 8, 1, 8, 96};
+                static const uint32_t bytes[TENSORS] = {4, 24, 8, 1, 1, 8, 96};
                 uint64_t elements = k == 0 ? m.lengths[i] : 1;
                 if (m.tensors[k].axis == PD_AXIS_RAGGED) {
                     elements = m.ragged_ends[ragged] - (i ? m.ragged_ends[ragged - 1] : 0);
                     ragged++;
                 }
+                uint32_t spans, of_spans = 0;
+                (void)pd_block_head_spans(&m.head, i, &spans);
+                for (uint32_t s = 0; m.tensors[k].unit != PD_UNIT_SAMPLE && s < spans; s++)
+                    of_spans += pd_block_head_span_elements(&m.head, k, i, s);
+                if (m.tensors[k].unit != PD_UNIT_SAMPLE)
+                    assert_int_equal(of_spans, extent.elements);
                 assert_int_equal(extent.offset_bytes, at);
                 assert_int_equal(extent.elements, elements);
                 assert_int_equal(extent.size_bytes, elements * bytes[k]);

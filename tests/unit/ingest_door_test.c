@@ -105,9 +105,9 @@ static void make(struct pushed *p, struct made *made, uint32_t piece_max)
     int rc = pd_door_check(&p->head, &rules, &made->error);
     if (rc != 0)
         fail_msg("refused: %s", made->error.text);
-    assert_int_equal(
-        pd_door_make(&p->head, &rules, pieces, count, &made->head, &made->rejects, &made->error),
-        0);
+    struct pd_block block = {.pieces = pieces, .piece_count = count};
+    assert_int_equal(pd_door_make(&p->head, &rules, &block, &made->rejects, &made->error), 0);
+    made->head = block.head;
     assert_int_equal(pd_block_head_check(&made->head, &made->error), 0);
     for (uint32_t i = 0; i < count; i++)
         free((void *)(uintptr_t)pieces[i].data);
@@ -317,8 +317,8 @@ static void refuse_one(struct pushed *p, enum pd_door_reason reason, uint32_t at
     assert_int_equal(made.rejects.items[0].reason, reason);
     assert_int_equal(made.rejects.items[0].at, at);
     assert_int_equal(made.rejects.items[0].found, found);
-    assert_true(strlen(pd_door_reject_text(&made.rejects.items[0], &rules, text, sizeof(text))) >
-                10);
+    assert_true(strlen(pd_door_reject_text(&made.rejects, &made.rejects.items[0], &rules, text,
+                                           sizeof(text))) > 10);
     made_fini(&made);
 }
 
@@ -449,9 +449,6 @@ static void refuses_block(struct pushed *p, int code, const char *reason)
 static void refuses_blocks_as_a_whole(void **state)
 {
     struct pushed *p = three(10);
-    Packd__V1__Spans spans = PACKD__V1__SPANS__INIT;
-    Packd__V1__TensorSpec tensor = PACKD__V1__TENSOR_SPEC__INIT, *tensors[] = {&tensor};
-    uint32_t one = 1;
 
     (void)state;
     p->head.body_bytes = 18 * 4 - 1;
@@ -479,15 +476,6 @@ static void refuses_blocks_as_a_whole(void **state)
     p->head.first_seq = UINT64_MAX - 1;
     refuses_block(p, PD_EINVAL, "BAD_RANGE");
     p->head.first_seq = 0;
-    spans.counts = &one;
-    spans.n_counts = 1;
-    p->head.spans = &spans;
-    refuses_block(p, PD_EUNSUPPORTED, "UNSUPPORTED");
-    p->head.spans = NULL;
-    p->head.tensors = tensors;
-    p->head.n_tensors = 1;
-    refuses_block(p, PD_EUNSUPPORTED, "UNSUPPORTED");
-    p->head.n_tensors = 0;
     p->head.n_lengths = 0;
     refuses_block(p, PD_EINVAL, "MALFORMED");
     p->head.n_lengths = SAMPLES_MAX + 1;

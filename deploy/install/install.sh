@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Installs packd as a Debian package would: daemon, command line tool, libpackd with its header and pkg-config file, manual pages,
+# completions, systemd unit, an example configuration.
+#
+#   deploy/install/install.sh [--prefix DIR] [--sysconfdir DIR] [--destdir DIR]      default /usr/local, /etc, nothing
+#
+# Builds first what is not built (tools/setup.sh build installs what that needs). An existing /etc/packd/packd.yaml is kept.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+prefix=/usr/local sysconfdir=/etc destdir=
+while [ $# -gt 0 ]; do
+  case $1 in
+  --prefix | --sysconfdir | --destdir)
+    [ $# -gt 1 ] || { echo "install.sh: $1 needs a value" >&2; exit 2; }
+    declare "${1#--}=$2"
+    shift 2
+    ;;
+  -h | --help) sed -n 2,7p "$0"; exit 0 ;;
+  *) echo "install.sh: unknown argument '$1'; see deploy/install/install.sh --help" >&2; exit 2 ;;
+  esac
+done
+case $prefix$sysconfdir in /*) ;; *) echo "install.sh: --prefix and --sysconfdir are absolute paths" >&2; exit 2 ;; esac
+
+bin=${PACKD_BIN:-bazel-bin} # where the built files are
+[ -n "${PACKD_BIN:-}" ] || bazel build --noshow_progress //server:packd //client:packctl //client:libpackd.so //server:reference
+to=$destdir$prefix
+libdir=lib/$(gcc -print-multiarch)
+
+put() { install -D -m "$1" "$2" "$3"; }
+
+version=$("$bin/server/packd" --version | awk '{print $2}')
+put 0755 "$bin/server/packd" "$to/bin/packd"
+put 0755 "$bin/client/packctl" "$to/bin/packctl"
+put 0644 "$bin/client/libpackd.so" "$to/$libdir/libpackd.so.0"
+ln -sfn libpackd.so.0 "$to/$libdir/libpackd.so"
+put 0644 client/include/packd.h "$to/include/packd.h"
+
+generated=$(mktemp -d)
+trap 'rm -rf "$generated"' EXIT
+sed -e "s|@prefix@|$prefix|" -e "s|@libdir@|$libdir|" -e "s|@version@|$version|" deploy/install/packd.pc.in >"$generated/packd.pc"
+put 0644 "$generated/packd.pc" "$to/$libdir/pkgconfig/packd.pc"
+sed -e "s|/usr/bin/packd|$prefix/bin/packd|" -e "s|/etc/packd|$sysconfdir/packd|" deploy/systemd/packd.service >"$generated/packd.service"
+put 0644 "$generated/packd.service" "$to/lib/systemd/system/packd.service"
+
+deploy/install/man.py --packd "$bin/server/packd" --packctl "$bin/client/packctl" --reference "$bin/server/reference" --out "$generated/man"
+for page in "$generated"/man/*; do
+  put 0644 "$page" "$to/share/man/man${page##*.}/$(basename "$page")"
+done
+put 0644 deploy/install/completion.bash "$to/share/bash-completion/completions/packctl"
+ln -sfn packctl "$to/share/bash-completion/completions/packd"
+put 0644 deploy/install/completion.zsh "$to/share/zsh/site-functions/_packctl"
+put 0644 README.md "$to/share/doc/packd/README.md"
+for page in docs/*.md; do
+  put 0644 "$page" "$to/share/doc/packd/$(basename "$page")"
+done
+put 0644 deploy/packd.yaml "$to/share/doc/packd/packd.yaml"
+[ -e "$destdir$sysconfdir/packd/packd.yaml" ] || put 0644 deploy/packd.yaml "$destdir$sysconfdir/packd/packd.yaml"
+echo "installed packd $version under $to"
