@@ -157,6 +157,84 @@ int packd_admin_skip_steps(struct packd_admin *admin, const char *feed, const ch
     return run(admin, &call, json, error);
 }
 
+int packd_admin_set_mixture(struct packd_admin *admin, const char *feed,
+                            const struct packd_source_weight *weights, size_t count,
+                            int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    Packd__V1__SetMixtureRequest request = PACKD__V1__SET_MIXTURE_REQUEST__INIT;
+    Packd__V1__SourceWeight *messages = calloc(count + 1, sizeof *messages);
+    Packd__V1__SourceWeight **list = calloc(count + 1, sizeof *list);
+    int rc = messages && list ? 0 : PACKD_ENOMEM;
+    for (size_t i = 0; rc == 0 && i < count; i++) {
+        packd__v1__source_weight__init(&messages[i]);
+        messages[i].source = text(weights[i].source, "");
+        messages[i].weight = weights[i].weight;
+        list[i] = &messages[i];
+    }
+    request.feed = text(feed, "default");
+    request.weights = list;
+    request.n_weights = count;
+    struct call call = {"/packd.v1.Admin/SetMixture", &request.base,
+                        &packd__v1__set_mixture_response__descriptor, timeout_ms};
+    rc = rc == 0 ? run(admin, &call, json, error)
+                 : pd_client_error(error, rc, "MEMORY", "no memory for a request");
+    free(messages);
+    free(list);
+    return rc;
+}
+
+static ProtobufCBinaryData bytes(const void *data, size_t size)
+{
+    return (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t)data, .len = size};
+}
+
+int packd_admin_skip_samples(struct packd_admin *admin, const char *feed,
+                             const struct packd_sample_filter *filter, const char *why,
+                             int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    Packd__V1__SkipSamplesRequest request = PACKD__V1__SKIP_SAMPLES_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.stream = text(filter->stream, "");
+    request.source = text(filter->source, "");
+    if (filter->has_first_seq)
+        request.lower_case = PACKD__V1__SKIP_SAMPLES_REQUEST__LOWER_FIRST_SEQ;
+    if (filter->has_last_seq)
+        request.upper_case = PACKD__V1__SKIP_SAMPLES_REQUEST__UPPER_LAST_SEQ;
+    request.first_seq = filter->has_first_seq ? filter->first_seq : 0;
+    request.last_seq = filter->has_last_seq ? filter->last_seq : 0;
+    request.group = bytes(filter->group, filter->group_bytes);
+    request.key = bytes(filter->key, filter->key_bytes);
+    request.version_below = filter->version_below;
+    request.why = text(why, "");
+    struct call call = {"/packd.v1.Admin/SkipSamples", &request.base,
+                        &packd__v1__skip_samples_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_delete_stream(struct packd_admin *admin, const char *feed, const char *stream,
+                              bool force, int64_t timeout_ms, char **json,
+                              struct packd_error *error)
+{
+    Packd__V1__DeleteStreamRequest request = PACKD__V1__DELETE_STREAM_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.stream = text(stream, "");
+    request.force = force;
+    struct call call = {"/packd.v1.Admin/DeleteStream", &request.base,
+                        &packd__v1__delete_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
+int packd_admin_delete_feed(struct packd_admin *admin, const char *feed, bool force,
+                            int64_t timeout_ms, char **json, struct packd_error *error)
+{
+    Packd__V1__DeleteFeedRequest request = PACKD__V1__DELETE_FEED_REQUEST__INIT;
+    request.feed = text(feed, "default");
+    request.force = force;
+    struct call call = {"/packd.v1.Admin/DeleteFeed", &request.base,
+                        &packd__v1__delete_response__descriptor, timeout_ms};
+    return run(admin, &call, json, error);
+}
+
 int packd_admin_delete_job(struct packd_admin *admin, const char *feed, const char *job, bool force,
                            int64_t timeout_ms, char **json, struct packd_error *error)
 {

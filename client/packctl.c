@@ -19,14 +19,19 @@ extern const struct ctl_command ctl_push_command, ctl_fetch_command;
 extern const struct ctl_command ctl_status_command, ctl_top_command, ctl_explain_command;
 extern const struct ctl_command ctl_commit_command, ctl_flush_command, ctl_end_feed_command;
 extern const struct ctl_command ctl_skip_steps_command, ctl_delete_job_command, ctl_drain_command;
+extern const struct ctl_command ctl_set_mixture_command, ctl_skip_samples_command;
+extern const struct ctl_command ctl_delete_stream_command, ctl_delete_feed_command;
 extern const struct ctl_command ctl_plan_command, ctl_selftest_command, ctl_log_command;
 extern const struct ctl_command ctl_version_command;
 
 static const struct ctl_command *const commands[] = {
-    &ctl_push_command,       &ctl_fetch_command,      &ctl_status_command, &ctl_top_command,
-    &ctl_explain_command,    &ctl_commit_command,     &ctl_flush_command,  &ctl_end_feed_command,
-    &ctl_skip_steps_command, &ctl_delete_job_command, &ctl_drain_command,  &ctl_plan_command,
-    &ctl_selftest_command,   &ctl_log_command,        &ctl_version_command,
+    &ctl_push_command,          &ctl_fetch_command,       &ctl_status_command,
+    &ctl_top_command,           &ctl_explain_command,     &ctl_commit_command,
+    &ctl_flush_command,         &ctl_end_feed_command,    &ctl_skip_steps_command,
+    &ctl_skip_samples_command,  &ctl_set_mixture_command, &ctl_delete_job_command,
+    &ctl_delete_stream_command, &ctl_delete_feed_command, &ctl_drain_command,
+    &ctl_plan_command,          &ctl_selftest_command,    &ctl_log_command,
+    &ctl_version_command,
 };
 
 volatile sig_atomic_t ctl_stop;

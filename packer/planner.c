@@ -114,6 +114,13 @@ static int add_record(struct pd_planner *planner, const struct pd_control *contr
                                                          .seq = control->seq});
     case PD_CONTROL_SKIP_RULE:
         return add_skip_rule(planner, control);
+    case PD_CONTROL_RULES:
+        if (pd_live_rules_check(&planner->rules, &control->rules, NULL) != 0)
+            return PD_EINVAL;
+        return pd_records_add_change(&planner->records,
+                                     &(struct pd_change){.kind = PD_CONTROL_RULES,
+                                                         .from_pack = control->from_pack,
+                                                         .rules = control->rules});
     }
     return PD_EINVAL;
 }
@@ -127,6 +134,31 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
     if (rc == 0)
         planner->records.last_at = control->at;
     return rc;
+}
+
+/* What lies in the window was chosen by the old rules and stays; the paper is made anew. */
+static int apply_live_rules(struct pd_planner *planner, const struct pd_live_rules *live)
+{
+    int rc = pd_window_grow(&planner->window, live->window_samples);
+    if (rc == 0)
+        rc = pd_solver_grow(&planner->solver, planner->window.capacity);
+    if (rc != 0)
+        return rc;
+    planner->window.limit = live->window_samples;
+    pd_live_rules_set(&planner->rules, live);
+    pd_solver_void(&planner->solver);
+    return 0;
+}
+
+static int apply_change(struct pd_planner *planner, const struct pd_supply *supply,
+                        const struct pd_change *change)
+{
+    if (change->kind == PD_CONTROL_RULES)
+        return apply_live_rules(planner, &change->rules);
+    if (change->kind != PD_CONTROL_WEIGHTS)
+        return pd_skip_apply(planner, supply, change);
+    pd_lanes_reweigh(&planner->lanes, change->weights);
+    return 0;
 }
 
 /* Changes that act from this pack on, in log order. Once a pack: where they empty the window it is filled again, perhaps much later, and what
@@ -144,9 +176,7 @@ static int apply_changes(struct pd_planner *planner, const struct pd_supply *sup
             i++;
             continue;
         }
-        if (change.kind == PD_CONTROL_WEIGHTS)
-            pd_lanes_reweigh(&planner->lanes, change.weights);
-        int rc = change.kind == PD_CONTROL_WEIGHTS ? 0 : pd_skip_apply(planner, supply, &change);
+        int rc = apply_change(planner, supply, &change);
         if (rc != 0)
             return rc;
         pd_records_pop_change(records, i);
@@ -162,7 +192,7 @@ static void tell_want(const struct pd_planner *planner, uint32_t lane, struct pd
         .lane = lane,
         .window_samples = planner->window.count,
         .window_tokens = planner->window.keys * planner->window.align,
-        .samples_needed = planner->window.capacity - planner->window.count,
+        .samples_needed = pd_window_room(&planner->window),
     };
 }
 
@@ -214,6 +244,11 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
     if (how == PD_REFILL_SHORT)
         pd_records_flushed(&planner->records);
     return 0;
+}
+
+const struct pd_rules *pd_planner_rules(const struct pd_planner *planner)
+{
+    return &planner->rules;
 }
 
 uint64_t pd_planner_change_pack(const struct pd_planner *planner)

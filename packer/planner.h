@@ -63,6 +63,17 @@ struct pd_rules {
     struct pd_lane_rules lanes[PD_LANES_WEIGHTED_MAX];
 };
 
+/* The rules that a served feed may change, as pd_rules names them. */
+struct pd_live_rules {
+    uint32_t window_samples;
+    uint64_t window_bytes;
+    enum pd_strategy strategy;
+    enum pd_order order;
+    uint32_t shuffle_samples;
+    uint64_t shuffle_bytes;
+    enum pd_over_length over_length;
+};
+
 /* Where heads come from: the server reads them from the log, tests from arrays.
  *
  * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below the cursor when the head of a split
@@ -81,7 +92,8 @@ struct pd_supply {
  * that one. A flush told before the planner gets there does nothing until it does.
  * WEIGHTS, SKIP and SKIP_RULE act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP
  * drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with
- * every sample before `at` that the rule fits. */
+ * every sample before `at` that the rule fits. RULES acts there, too: samples in the window stay as they came in, what order: shuffle has
+ * buffered drains by the same hash. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
@@ -89,6 +101,7 @@ enum pd_control_kind {
     PD_CONTROL_WEIGHTS,  /* lane weights; not for an ordered merge */
     PD_CONTROL_SKIP,     /* leave out sample (stream, seq) */
     PD_CONTROL_SKIP_RULE,
+    PD_CONTROL_RULES, /* other rules */
 };
 
 /* Samples for which everything that is set holds. */
@@ -111,6 +124,7 @@ struct pd_control {
     uint32_t stream;
     uint64_t seq;
     struct pd_skip_rule rule;
+    struct pd_live_rules rules;
 };
 
 /* Why pd_planner_next gave PD_EAGAIN: what the refill wants. */
@@ -138,6 +152,11 @@ struct pd_planner;
 
 /* PD_EINVAL with the rule named (seq_len not a multiple of seg_align, ...), PD_ENOMEM. */
 int pd_rules_check(const struct pd_rules *rules, struct pd_error *error) PD_MUST_CHECK;
+/* The same with other live rules. */
+int pd_live_rules_check(const struct pd_rules *rules, const struct pd_live_rules *live,
+                        struct pd_error *error) PD_MUST_CHECK;
+struct pd_live_rules pd_live_rules_of(const struct pd_rules *rules);
+void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live);
 int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner,
                    struct pd_error *error) PD_MUST_CHECK;
 void pd_planner_free(struct pd_planner *planner);
@@ -152,6 +171,8 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
+/* The rules in force at the next pack. */
+const struct pd_rules *pd_planner_rules(const struct pd_planner *planner);
 /* The first pack that a change told now can act on: its from_pack must not be lower. */
 uint64_t pd_planner_change_pack(const struct pd_planner *planner);
 

@@ -167,7 +167,7 @@ static uint32_t tightest_seed(const struct fit *fit)
 {
     const struct pd_window *window = fit->window;
     uint32_t slot = window->oldest, best = slot, best_gap = UINT32_MAX;
-    if (pd_window_age(window, slot) >= (uint64_t)SEED_AGE * window->capacity || fit->segments < 2)
+    if (pd_window_age(window, slot) >= (uint64_t)SEED_AGE * window->limit || fit->segments < 2)
         return slot;
     for (uint32_t i = 0; i < SEEDS && slot != PD_SLOT_NONE && best_gap > 0; i++) {
         uint32_t gap = pd_window_dormant(window, slot) ? UINT32_MAX : gap_beside(window, slot);

@@ -15,13 +15,14 @@ struct pd_flush {
 
 /* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however often the refill had to wait. */
 struct pd_change {
-    enum pd_control_kind kind; /* WEIGHTS, SKIP or SKIP_RULE */
+    enum pd_control_kind kind; /* WEIGHTS, SKIP, SKIP_RULE or RULES */
     uint64_t from_pack;
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
     uint32_t stream;
     uint64_t seq;
     uint64_t at; /* SKIP_RULE: its place */
     struct pd_skip_rule rule;
+    struct pd_live_rules rules;
 };
 
 /* A rule in force: it fits samples before `at` alone. */

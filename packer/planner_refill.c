@@ -237,8 +237,8 @@ static void take_run(struct pd_planner *planner)
     struct pd_cursor at = planner->lanes.lane[0].cursor;
     if (!heads || planner->records.skip_count > 0 || planner->records.rule_count > 0)
         return;
-    if (count > window->capacity - window->count)
-        count = window->capacity - window->count;
+    if (count > pd_window_room(window))
+        count = pd_window_room(window);
     for (; taken < count; taken++) {
         const struct pd_head *head = &heads[taken];
         if (!pd_lanes_sound(head, at) || head->block >= before ||
@@ -311,7 +311,8 @@ static int fill_shuffle(struct pd_planner *planner, const struct pd_supply *supp
 static int take_shuffled(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
 {
     struct pd_shuffle *shuffle = &planner->shuffle;
-    int rc = fill_shuffle(planner, supply, lane);
+    bool drains = planner->rules.order != PD_ORDER_SHUFFLE; /* it was shuffled before */
+    int rc = drains ? 0 : fill_shuffle(planner, supply, lane);
     if (rc < 0 || rc == PD_REFILL_BLOCKED)
         return rc;
     if (shuffle->count == 0)
@@ -334,9 +335,9 @@ static int take_shuffled(struct pd_planner *planner, const struct pd_supply *sup
 
 int pd_refill(struct pd_planner *planner, const struct pd_supply *supply, uint32_t *lane)
 {
-    bool shuffled = planner->rules.order == PD_ORDER_SHUFFLE;
     *lane = PD_LANE_NONE;
-    while (planner->window.count < planner->window.capacity) {
+    while (pd_window_room(&planner->window) > 0) {
+        bool shuffled = planner->rules.order == PD_ORDER_SHUFFLE || planner->shuffle.count > 0;
         int rc = planner->pending.active ? take_part(planner, supply)
                  : shuffled              ? take_shuffled(planner, supply, lane)
                                          : take_next(planner, supply, lane);

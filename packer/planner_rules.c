@@ -76,6 +76,36 @@ static int check_lanes(const struct pd_rules *rules, struct pd_error *error)
     return weights > 0 ? 0 : refuse(error, "sum of weights", weights, "1 or more");
 }
 
+struct pd_live_rules pd_live_rules_of(const struct pd_rules *rules)
+{
+    return (struct pd_live_rules){.window_samples = rules->window_samples,
+                                  .window_bytes = rules->window_bytes,
+                                  .strategy = rules->strategy,
+                                  .order = rules->order,
+                                  .shuffle_samples = rules->shuffle_samples,
+                                  .shuffle_bytes = rules->shuffle_bytes,
+                                  .over_length = rules->over_length};
+}
+
+void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live)
+{
+    rules->window_samples = live->window_samples;
+    rules->window_bytes = live->window_bytes;
+    rules->strategy = live->strategy;
+    rules->order = live->order;
+    rules->shuffle_samples = live->shuffle_samples;
+    rules->shuffle_bytes = live->shuffle_bytes;
+    rules->over_length = live->over_length;
+}
+
+int pd_live_rules_check(const struct pd_rules *rules, const struct pd_live_rules *live,
+                        struct pd_error *error)
+{
+    struct pd_rules changed = *rules;
+    pd_live_rules_set(&changed, live);
+    return pd_rules_check(&changed, error);
+}
+
 int pd_rules_check(const struct pd_rules *rules, struct pd_error *error)
 {
     int rc = check_choices(rules, error);

@@ -219,26 +219,28 @@ static void put_window(struct pd_buf *buf, const struct pd_window *window, bool 
 }
 
 /* Inserting in the stored order rebuilds every list. */
-static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
-                       struct pd_window *window)
+static int get_window(struct pd_reader *reader, const struct pd_rules *rules,
+                      struct pd_window *window)
 {
     uint32_t count = get32(reader);
     uint64_t last = UINT64_MAX, key_max = window->key_max;
     uint64_t entered = get(reader);
     uint64_t mean = get(reader);
     uint64_t square = get(reader);
-    expect(reader,
-           count <= window->capacity && mean <= key_max << 16 && square <= key_max * key_max << 16);
+    expect(reader, count <= PD_WINDOW_SAMPLES_MAX && mean <= key_max << 16 &&
+                       square <= key_max * key_max << 16);
+    if (!reader->failed && pd_window_grow(window, count) != 0)
+        return PD_ENOMEM;
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         uint32_t slot = pd_window_slot(window);
         struct pd_entry *entry = &window->entries[slot];
         if (!get_entry(reader, rules, entry))
-            return;
+            return 0;
         uint64_t age = get32(reader);
         uint32_t bin = get32(reader);
         if (!expect(reader, age < entered && age < last && !entry->cuttable && !entry->dropped &&
-                                bin <= window->capacity))
-            return;
+                                bin <= PD_WINDOW_SAMPLES_MAX))
+            return 0;
         last = age;
         window->entered = entered - age - 1;
         pd_window_insert(window);
@@ -248,24 +250,29 @@ static void get_window(struct pd_reader *reader, const struct pd_rules *rules,
     window->entered = entered;
     window->mean_fixed = mean;
     window->square_fixed = square;
+    return 0;
 }
 
-static void get_solver(struct pd_reader *reader, const struct pd_rules *rules,
-                       struct pd_solver *solver, struct pd_window *window)
+static int get_solver(struct pd_reader *reader, const struct pd_rules *rules,
+                      struct pd_solver *solver, struct pd_window *window)
 {
     uint32_t packs_left = get32(reader), bin_count = get32(reader);
-    expect(reader, packs_left <= PD_SOLVER_PACKS && bin_count <= window->capacity);
+    expect(reader, packs_left <= PD_SOLVER_PACKS && bin_count <= PD_WINDOW_SAMPLES_MAX);
     for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
         uint32_t bin = window->nodes[slot].bin;
         expect(reader, bin == PD_BIN_NONE || bin < bin_count);
     }
+    uint32_t bins = bin_count > window->capacity ? bin_count : window->capacity;
+    if (!reader->failed && pd_solver_grow(solver, bins) != 0)
+        return PD_ENOMEM;
     if (reader->failed)
-        return;
+        return 0;
     pd_solver_rebuild(solver, window, bin_count, packs_left);
     for (uint32_t i = 0; i < bin_count; i++)
         expect(reader,
                solver->bins[i].used_keys <= window->key_max &&
                    (rules->segments_max == 0 || solver->bins[i].count <= rules->segments_max));
+    return 0;
 }
 
 static void put_shuffle(struct pd_buf *buf, const struct pd_shuffle *shuffle)
@@ -281,8 +288,7 @@ static int get_shuffle(struct pd_reader *reader, const struct pd_rules *rules,
 {
     uint32_t count = get32(reader);
     shuffle->left = get(reader);
-    bool shuffled = rules->order == PD_ORDER_SHUFFLE;
-    expect(reader, count <= (shuffled ? rules->shuffle_samples : 0));
+    expect(reader, count <= PD_SHUFFLE_SAMPLES_MAX); /* it may have been larger before */
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         struct pd_entry entry;
         if (!get_entry(reader, rules, &entry))
@@ -359,6 +365,28 @@ static void get_rule(struct pd_reader *reader, uint64_t *at, struct pd_skip_rule
     rule->version_below = get(reader);
 }
 
+static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
+{
+    put(buf, live->window_samples);
+    put(buf, live->window_bytes);
+    put(buf, live->strategy);
+    put(buf, live->order);
+    put(buf, live->shuffle_samples);
+    put(buf, live->shuffle_bytes);
+    put(buf, live->over_length);
+}
+
+static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
+{
+    live->window_samples = get32(reader);
+    live->window_bytes = get(reader);
+    live->strategy = (enum pd_strategy)get32(reader);
+    live->order = (enum pd_order)get32(reader);
+    live->shuffle_samples = get32(reader);
+    live->shuffle_bytes = get(reader);
+    live->over_length = (enum pd_over_length)get32(reader);
+}
+
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
 {
     put(buf, records->last_at);
@@ -380,6 +408,8 @@ static void put_records(struct pd_buf *buf, const struct pd_records *records, ui
             put(buf, change->weights[j]);
         if (change->kind == PD_CONTROL_SKIP_RULE)
             put_rule(buf, change->at, &change->rule);
+        if (change->kind == PD_CONTROL_RULES)
+            put_live(buf, &change->rules);
     }
     for (uint32_t i = 0; i < records->skip_count; i++) {
         put(buf, records->skips[i].stream);
@@ -418,8 +448,12 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
     }
     if (change.kind == PD_CONTROL_SKIP_RULE)
         get_rule(reader, &change.at, &change.rule);
+    if (change.kind == PD_CONTROL_RULES)
+        get_live(reader, &change.rules);
     bool skip = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE;
-    if (!expect(reader, weights ? sum > 0 : skip))
+    bool live = change.kind == PD_CONTROL_RULES && !reader->failed &&
+                pd_live_rules_check(rules, &change.rules, NULL) == 0;
+    if (!expect(reader, weights ? sum > 0 : skip || live))
         return 0;
     return pd_records_add_change(records, &change);
 }
@@ -501,11 +535,11 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
     planner->next_pack = get(reader);
     get_stats(reader, &planner->stats);
     get_lanes(reader, &planner->lanes);
-    if (!reader->failed)
-        get_window(reader, rules, &planner->window);
-    if (!reader->failed)
-        get_solver(reader, rules, &planner->solver, &planner->window);
-    int rc = reader->failed ? 0 : get_shuffle(reader, rules, &planner->shuffle);
+    int rc = reader->failed ? 0 : get_window(reader, rules, &planner->window);
+    if (rc == 0 && !reader->failed)
+        rc = get_solver(reader, rules, &planner->solver, &planner->window);
+    if (rc == 0 && !reader->failed)
+        rc = get_shuffle(reader, rules, &planner->shuffle);
     if (rc == 0 && !reader->failed)
         get_pending(reader, rules, &planner->pending);
     if (rc == 0 && !reader->failed)

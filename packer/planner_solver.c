@@ -6,11 +6,15 @@
 
 #include "base/check.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 int pd_solver_init(struct pd_solver *solver, const struct pd_window *window)
 {
     *solver = (struct pd_solver){0};
     size_t levels = (size_t)window->key_max + 1;
     solver->bucket = malloc(levels * sizeof *solver->bucket);
+    solver->bin_capacity = window->capacity;
     solver->bins = calloc(window->capacity, sizeof *solver->bins);
     bool bits = pd_bits_init(&solver->levels, window->key_max);
     if (!solver->bucket || !solver->bins || !bits) {
@@ -19,6 +23,19 @@ int pd_solver_init(struct pd_solver *solver, const struct pd_window *window)
     }
     for (size_t i = 0; i < levels; i++)
         solver->bucket[i] = PD_BIN_NONE;
+    return 0;
+}
+
+int pd_solver_grow(struct pd_solver *solver, uint32_t bin_capacity)
+{
+    if (bin_capacity <= solver->bin_capacity)
+        return 0;
+    struct pd_bin *bins = realloc(solver->bins, bin_capacity * sizeof *bins);
+    if (!bins)
+        return PD_ENOMEM;
+    memset(&bins[solver->bin_capacity], 0, (bin_capacity - solver->bin_capacity) * sizeof *bins);
+    solver->bins = bins;
+    solver->bin_capacity = bin_capacity;
     return 0;
 }
 
@@ -121,7 +138,7 @@ uint32_t pd_solver_choose(struct pd_solver *solver, struct pd_window *window, ui
 {
     PD_CHECK(window->count > 0);
     uint32_t oldest = window->oldest;
-    bool too_old = pd_window_age(window, oldest) >= (uint64_t)PD_SOLVER_AGE * window->capacity;
+    bool too_old = pd_window_age(window, oldest) >= (uint64_t)PD_SOLVER_AGE * window->limit;
     if (solver->packs_left > 0) {
         uint32_t bin = window->nodes[oldest].bin;
         if (too_old && bin != PD_BIN_NONE)

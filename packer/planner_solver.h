@@ -21,12 +21,15 @@ struct pd_bin {
 struct pd_solver {
     struct pd_bits levels; /* used_keys that some open bin has */
     uint32_t *bucket;      /* a bin with this many used_keys, others through `next` */
-    struct pd_bin *bins;   /* window capacity */
+    struct pd_bin *bins;   /* bin_capacity of them */
+    uint32_t bin_capacity;
     uint32_t bin_count;
     uint32_t packs_left; /* until the next paper */
 };
 
 int pd_solver_init(struct pd_solver *solver, const struct pd_window *window) PD_MUST_CHECK;
+/* At least so many bins: as many as the window has places, or had when its paper was made. PD_ENOMEM. */
+int pd_solver_grow(struct pd_solver *solver, uint32_t bin_capacity) PD_MUST_CHECK;
 void pd_solver_fini(struct pd_solver *solver);
 /* The bin that leaves next: entries from bins[b].first on. segments_max 0 = no cap. The window must not be empty. */
 uint32_t pd_solver_choose(struct pd_solver *solver, struct pd_window *window,

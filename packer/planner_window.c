@@ -6,16 +6,20 @@
 
 #include "base/check.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 /* Kept out of the callers that run for every sample: parts of a split are rare. */
 #define RARE __attribute__((noinline, cold))
 
 #define MEAN_SHIFT 10 /* the running mean looks back over about 2^10 entries */
 
-static void free_list_fill(struct pd_window *window)
+/* Slots from `first` on, before those that are free already. */
+static void free_list_fill(struct pd_window *window, uint32_t first)
 {
-    for (uint32_t i = 0; i < window->capacity; i++)
-        window->nodes[i].newer = i + 1 < window->capacity ? i + 1 : PD_SLOT_NONE;
-    window->free = 0;
+    for (uint32_t i = first; i < window->capacity; i++)
+        window->nodes[i].newer = i + 1 < window->capacity ? i + 1 : window->free;
+    window->free = first;
 }
 
 int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, uint32_t capacity)
@@ -24,6 +28,8 @@ int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, u
     *window = (struct pd_window){.align = align,
                                  .key_max = key_max,
                                  .capacity = capacity,
+                                 .limit = capacity,
+                                 .free = PD_SLOT_NONE,
                                  .oldest = PD_SLOT_NONE,
                                  .newest = PD_SLOT_NONE};
     window->nodes = calloc(capacity, sizeof *window->nodes);
@@ -36,7 +42,27 @@ int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, u
     }
     for (uint32_t k = 0; k <= key_max; k++)
         window->fifos[k] = (struct pd_fifo){PD_SLOT_NONE, PD_SLOT_NONE};
-    free_list_fill(window);
+    free_list_fill(window, 0);
+    return 0;
+}
+
+int pd_window_grow(struct pd_window *window, uint32_t capacity)
+{
+    uint32_t before = window->capacity;
+    if (capacity <= before)
+        return 0;
+    struct pd_node *nodes = realloc(window->nodes, capacity * sizeof *nodes);
+    if (!nodes)
+        return PD_ENOMEM;
+    window->nodes = nodes;
+    struct pd_entry *entries = realloc(window->entries, capacity * sizeof *entries);
+    if (!entries)
+        return PD_ENOMEM;
+    window->entries = entries;
+    memset(&nodes[before], 0, (capacity - before) * sizeof *nodes);
+    memset(&entries[before], 0, (capacity - before) * sizeof *entries);
+    window->capacity = capacity;
+    free_list_fill(window, before);
     return 0;
 }
 

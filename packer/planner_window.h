@@ -39,7 +39,9 @@ struct pd_fifo {
 };
 
 struct pd_window {
-    uint32_t align, key_max, capacity;
+    uint32_t align, key_max;
+    uint32_t capacity; /* places there are */
+    uint32_t limit;    /* entries the refill stops at; more stay where it was lowered */
     struct pd_node *nodes;
     struct pd_entry *entries; /* beside nodes: the fit never reads them */
     struct pd_fifo *fifos;
@@ -55,6 +57,14 @@ struct pd_window {
 int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align,
                    uint32_t capacity) PD_MUST_CHECK;
 void pd_window_fini(struct pd_window *window);
+
+/* At least `capacity` places. PD_ENOMEM: as before. */
+int pd_window_grow(struct pd_window *window, uint32_t capacity) PD_MUST_CHECK;
+/* How many entries the refill may still put in. */
+static inline uint32_t pd_window_room(const struct pd_window *window)
+{
+    return window->count < window->limit ? window->limit - window->count : 0;
+}
 
 /* The slot the next insert will use: fill entries[slot], then insert. The window must not be full. */
 static inline uint32_t pd_window_slot(const struct pd_window *window)

@@ -44,6 +44,16 @@ const char *pd_record_type_name(enum pd_record_type type)
         return "SKIP_STEPS";
     case PD_RECORD_DELETE_JOB:
         return "DELETE_JOB";
+    case PD_RECORD_MIXTURE:
+        return "MIXTURE";
+    case PD_RECORD_SKIP_SAMPLES:
+        return "SKIP_SAMPLES";
+    case PD_RECORD_DELETE_STREAM:
+        return "DELETE_STREAM";
+    case PD_RECORD_DELETE_FEED:
+        return "DELETE_FEED";
+    case PD_RECORD_RULES:
+        return "RULES";
     case PD_RECORD_RELEASE_JOB:
         return "RELEASE_JOB";
     case PD_RECORD_VIEW:

@@ -65,6 +65,14 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_delete_job(seq, (struct pd_request_delete_job *)request);
     case PD_REQUEST_SKIP_STEPS:
         return pd_seq_skip_steps(seq, (struct pd_request_skip_steps *)request);
+    case PD_REQUEST_SET_MIXTURE:
+        return pd_seq_set_mixture(seq, (struct pd_request_set_mixture *)request);
+    case PD_REQUEST_SKIP_SAMPLES:
+        return pd_seq_skip_samples(seq, (struct pd_request_skip_samples *)request);
+    case PD_REQUEST_DELETE_STREAM:
+        return pd_seq_delete_stream(seq, (struct pd_request_delete_stream *)request);
+    case PD_REQUEST_DELETE_FEED:
+        return pd_seq_delete_feed(seq, (struct pd_request_delete_feed *)request);
     case PD_REQUEST_STATUS:
         return 0; /* filled after the commit */
     }
@@ -93,7 +101,7 @@ int pd_sequencer_submit(struct pd_sequencer *seq, struct pd_request *request)
     int rc = 0;
     request->result = 0;
     request->error = (struct pd_error){0};
-    request->record = 0;
+    request->record = request->effective_pack = 0;
     pthread_mutex_lock(&seq->mutex);
     if (seq->stopping) {
         rc = PD_ECLOSED;
@@ -129,6 +137,8 @@ static bool planning_left(const struct pd_sequencer *seq)
         if (feed->planner && feed->plan_wanted && !feed->log_short && !feed->ended)
             return true;
         if (feed->flush_wanted)
+            return true;
+        if (feed->gone == PD_SEQ_PURGING && !atomic_load(&seq->disk_full))
             return true;
         if (feed->config && (feed->trimming || feed->trim_wanted) && !atomic_load(&seq->disk_full))
             return true;
@@ -278,6 +288,9 @@ static void announce(struct pd_sequencer *seq)
         struct pd_seq_feed *feed = seq->state.feeds[i];
         if (!feed->config)
             continue;
+        if (feed->reborn)
+            pd_serve_feed_reset(seq->serve, feed->index);
+        feed->reborn = false;
         announce_jobs(seq, feed);
         if (!feed->announce)
             continue;
@@ -407,6 +420,8 @@ static int open_state(struct pd_sequencer *seq, struct pd_error *error)
     for (uint32_t i = 0; !rc && i < seq->state.feed_count; i++) {
         struct pd_seq_feed *feed = seq->state.feeds[i];
         if (feed->planner)
+            rc = pd_seq_settings_act(seq, feed, error);
+        if (!rc && feed->planner)
             rc = pd_seq_feed_check_end(seq, feed, 0, error);
     }
     if (!rc)

@@ -35,6 +35,10 @@ enum pd_request_kind {
     PD_REQUEST_FLUSH,
     PD_REQUEST_DELETE_JOB,
     PD_REQUEST_SKIP_STEPS,
+    PD_REQUEST_SET_MIXTURE,
+    PD_REQUEST_SKIP_SAMPLES,
+    PD_REQUEST_DELETE_STREAM,
+    PD_REQUEST_DELETE_FEED,
     PD_REQUEST_STATUS,
 };
 
@@ -45,7 +49,8 @@ struct pd_request {
     enum pd_request_kind kind;
     void (*done)(struct pd_request *request); /* sequencer thread, after the commit */
     int result;                               /* 0 or PD_E* */
-    uint64_t record;       /* position of the record that a control call wrote; 0 = none */
+    uint64_t record;         /* position of the record that a control call wrote; 0 = none */
+    uint64_t effective_pack; /* the first pack it can act on, where it changes plans */
     struct pd_error error; /* filled where result != 0 */
 };
 
@@ -173,6 +178,47 @@ struct pd_request_skip_steps {
     uint64_t lowest_step; /* with STEP_TRIMMED */
 };
 
+/* New weights for all sources of a feed; nothing is written where they are in force already.
+ * PD_ENOTFOUND; PD_EINVAL BAD_MIXTURE (a source left out or named twice, no sources, all weights 0),
+ * BAD_RANGE; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED; PD_ELIMIT TOO_MANY_CHANGES. */
+struct pd_source_weight {
+    const char *source;
+    uint64_t weight;
+};
+struct pd_request_set_mixture {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1];
+    const struct pd_source_weight *weights; /* borrowed until done */
+    size_t weight_count;
+};
+
+/* Leaves out samples that are in the log and in no pack yet: those for which everything that is set
+ * holds. PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED; PD_EINVAL
+ * BAD_RANGE; PD_ELIMIT TOO_MANY_SKIPS. */
+struct pd_request_skip_samples {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1]; /* "" = any */
+    struct pd_skip_rule rule; /* stream and source are filled in from the names */
+    char why[256];
+};
+
+/* Ends the stream where it is and forgets its name; its samples that are in no pack yet are left out.
+ * PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH IN_USE: a producer is connected, and not
+ * `force`; PD_ELIMIT TOO_MANY_SKIPS. */
+struct pd_request_delete_stream {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1];
+    bool force;
+};
+
+/* Forgets everything of the feed; the configured one starts anew. PD_ENOTFOUND; PD_EMISMATCH IN_USE;
+ * PD_ELIMIT TOO_MANY_FEEDS (others are still being deleted). */
+struct pd_request_delete_feed {
+    struct pd_request base;
+    char feed[PD_NAME_MAX + 1];
+    bool force;
+};
+
 /* A copy of everything Status shows that the sequencer owns. */
 struct pd_stream_status {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
@@ -180,7 +226,7 @@ struct pd_stream_status {
     uint64_t bytes;        /* of the bodies of accepted samples */
     uint64_t log_bytes;    /* pages of the log that its blocks take, refused samples included */
     uint64_t last_wall_ns; /* when its newest block came; 0 = none */
-    bool ended, connected;
+    bool ended, connected, deleted;
 };
 struct pd_job_status {
     char name[PD_NAME_MAX + 1];
@@ -220,7 +266,7 @@ struct pd_feed_status {
     uint64_t log_bytes, unplanned_bytes; /* of its blocks, plans and snapshots; not drawn yet */
     struct pd_lane_status *lanes;
     uint32_t lane_count;
-    struct pd_stream_status *streams;
+    struct pd_stream_status *streams; /* ascending by name, then deleted ones */
     uint32_t stream_count;
     struct pd_refusal_count refusals[PD_REFUSAL_REASONS_MAX];
     uint32_t refusal_count;

@@ -1,7 +1,7 @@
 /* Feeds: their configuration in the log, their ends, their flushes.
  *
- * What shapes batches is recorded as key and value texts when a feed is made, and compared at
- * every start: a feed with data keeps its settings. Sequencer thread (and the start-up code).
+ * At every start the configuration is joined with what the log has of each feed (sequencer_settings.c
+ * says what may differ). Sequencer thread (and the start-up code).
  * Invariant: an end or a flush is a record before the planner hears of it takes effect. It does
  * not plan. */
 #include "server/sequencer_state.h"
@@ -10,170 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-/* ---- settings ---- */
-
-static void put_setting(struct pd_buf *buf, const char *key, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void put_setting(struct pd_buf *buf, const char *key, const char *format, ...)
-{
-    char value[256];
-    va_list args;
-    va_start(args, format);
-    int size = vsnprintf(value, sizeof value, format, args);
-    va_end(args);
-    PD_CHECK(size >= 0 && (size_t)size < sizeof value);
-    pd_buf_put_string(buf, key, strlen(key));
-    pd_buf_put_string(buf, value, (size_t)size);
-}
-
-/* Lists become one text: "a:7:0:1,b:3:2:4". */
-static void put_list(struct pd_buf *buf, const char *key, const struct pd_buf *list)
-{
-    pd_buf_put_string(buf, key, strlen(key));
-    pd_buf_put_string(buf, (const char *)list->data, list->size_bytes);
-    buf->failed = buf->failed || list->failed;
-}
-
-static void put_streams(struct pd_buf *buf, const struct pd_feed_config *config)
-{
-    struct pd_buf list = {0};
-    for (uint32_t i = 0; i < config->stream_count; i++) {
-        pd_buf_put(&list, config->streams[i], strlen(config->streams[i]));
-        pd_buf_put(&list, ",", 1);
-    }
-    put_list(buf, "streams", &list);
-    pd_buf_fini(&list);
-}
-
-static void put_sources(struct pd_buf *buf, const struct pd_feed_config *config)
-{
-    struct pd_buf list = {0};
-    for (uint32_t i = 0; i < config->source_count; i++) {
-        const struct pd_source_config *source = &config->sources[i];
-        char text[PD_NAME_MAX + 64];
-        int size = snprintf(text, sizeof text, "%s:%u:%d:%u,", source->name, source->lane.weight,
-                            (int)source->lane.on_end, source->lane.passes_max);
-        pd_buf_put(&list, text, (size_t)size);
-    }
-    put_list(buf, "sources", &list);
-    pd_buf_fini(&list);
-}
-
-static void put_layout(struct pd_buf *buf, const struct pd_layout_rules *layout)
-{
-    char widths[16 * 12] = "";
-    size_t at = 0;
-    for (uint32_t i = 0; i < layout->width_count && i < 16; i++)
-        at += (size_t)snprintf(widths + at, sizeof widths - at, "%u,", layout->widths[i]);
-    put_setting(buf, "total_align", "%u", layout->total_align);
-    put_setting(buf, "pad_segment", "%u", layout->pad_segment);
-    put_setting(buf, "pad_id", "%d", layout->pad_id);
-    put_setting(buf, "labels", "%s", layout->labels == PD_LABELS_SHIFTED ? "shifted" : "unshifted");
-    put_setting(buf, "loss_weight", "%s", layout->loss == PD_LOSS_SAMPLE ? "sample" : "token");
-    put_setting(buf, "cost", "%u,%u", layout->cost.alpha, layout->cost.beta);
-    put_setting(buf, "width", "%d", (int)layout->width);
-    put_setting(buf, "widths", "%s", widths);
-    put_setting(buf, "fixed_segments", "%u", layout->fixed_segments);
-}
-
-void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf)
-{
-    const struct pd_rules *rules = &config->rules;
-    put_setting(buf, "seq_len", "%u", rules->seq_len);
-    put_setting(buf, "window", "%u", rules->window_samples);
-    put_setting(buf, "window_bytes", "%" PRIu64, rules->window_bytes);
-    put_setting(buf, "strategy", "%d", (int)rules->strategy);
-    put_setting(buf, "order", "%d", (int)rules->order);
-    put_setting(buf, "shuffle_samples", "%u", rules->shuffle_samples);
-    put_setting(buf, "shuffle_bytes", "%" PRIu64, rules->shuffle_bytes);
-    put_setting(buf, "merge", "%s", rules->merge == PD_MERGE_ORDERED ? "ordered" : "arrival");
-    put_setting(buf, "over_length", "%d", (int)rules->over_length);
-    put_setting(buf, "seg_align", "%u", rules->seg_align);
-    put_setting(buf, "max_segments", "%u", rules->segments_max);
-    put_setting(buf, "max_patches", "%u", rules->patches_max);
-    put_setting(buf, "seed", "%" PRIu64, rules->seed);
-    put_setting(buf, "epochs", "%u", config->epochs);
-    if (config->balance == PD_BALANCE_COST)
-        put_setting(buf, "balance", "cost, %" PRIu64 " bytes", config->balance_bytes);
-    else
-        put_setting(buf, "balance", "off");
-    put_setting(buf, "last_step", "%s", config->last_step == PD_LAST_STEP_DROP ? "drop" : "pad");
-    put_layout(buf, &config->layout);
-    put_sources(buf, config);
-    put_streams(buf, config);
-    put_setting(buf, "stream_count", "%u", config->streams_to_end);
-    put_setting(buf, "positions", "%s",
-                config->layout.positions == PD_POSITIONS_MROPE ? "mrope" : "1d");
-}
-
-struct text {
-    const char *data;
-    size_t size;
-};
-
-static struct text next_text(struct pd_reader *reader)
-{
-    struct text text;
-    text.data = pd_reader_string(reader, &text.size);
-    return text;
-}
-
-static bool text_is(struct text text, const char *other)
-{
-    return text.data && text.size == strlen(other) && memcmp(text.data, other, text.size) == 0;
-}
-
-/* Ends of a feed may be declared later, as long as no lane hangs on the list. */
-static bool may_change(const struct pd_feed_config *config, struct text key)
-{
-    return config->rules.merge == PD_MERGE_ARRIVAL &&
-           (text_is(key, "streams") || text_is(key, "stream_count"));
-}
-
-/* A setting as the configuration's file says it: the log has choices as numbers. */
-static struct text in_words(struct text key, struct text value)
-{
-    if (value.size != 1)
-        return value;
-    const char *word =
-        pd_feed_choice_name(key.data, key.size, (uint32_t)((uint8_t)value.data[0] - (uint8_t)'0'));
-    return word ? (struct text){.data = word, .size = strlen(word)} : value;
-}
-
-/* The settings of a feed with data against those in the file. */
-static int compare_settings(const struct pd_seq_feed *feed, const struct pd_buf *wanted,
-                            struct pd_error *error)
-{
-    struct pd_reader old = pd_reader_of(feed->settings.data, feed->settings.size_bytes);
-    struct pd_reader new = pd_reader_of(wanted->data, wanted->size_bytes);
-    while (pd_reader_left(&old) > 0 && pd_reader_left(&new) > 0) {
-        struct text key = next_text(&old), value = next_text(&old);
-        struct text new_key = next_text(&new), new_value = next_text(&new);
-        if (old.failed || new.failed || key.size != new_key.size ||
-            memcmp(key.data, new_key.data, key.size) != 0)
-            return pd_error_set(error, PD_EMISMATCH, "SETTINGS_FORMAT",
-                                "feed '%s' was recorded with other keys than this version has",
-                                feed->name);
-        bool same =
-            value.size == new_value.size && memcmp(value.data, new_value.data, value.size) == 0;
-        value = in_words(key, value);
-        new_value = in_words(key, new_value);
-        if (!same && !may_change(feed->config, key))
-            return pd_error_set(
-                error, PD_EMISMATCH, "FIXED_KEY",
-                "feed '%s' has data: %.*s is '%.*s' in the log and '%.*s' in the configuration; "
-                "put the old value back or use another feed name",
-                feed->name, (int)key.size, key.data, (int)(value.size < 120 ? value.size : 120),
-                value.data, (int)(new_value.size < 120 ? new_value.size : 120), new_value.data);
-    }
-    return 0;
-}
 
 /* ---- configuration and log ---- */
 
@@ -230,14 +67,39 @@ static int reset_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
     free(feed->lane_ended);
     feed->lane_ended = ended;
     feed->lane_count = lanes;
+    pd_seq_settings_weights(settings, feed->weights);
+    pd_buf_clear(&feed->first_settings);
+    pd_buf_put(&feed->first_settings, settings->data, settings->size_bytes);
+    if (feed->first_settings.failed)
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
     int rc = set_sources(seq, feed, error);
     return rc ? rc : record_settings(seq, feed, settings, error);
+}
+
+/* That of a deleted feed, or the next one. */
+static uint32_t free_number(const struct pd_seq_state *state)
+{
+    for (uint32_t i = 0; i < state->feed_count; i++)
+        if (state->feeds[i]->gone == PD_SEQ_PURGED)
+            return i;
+    return state->feed_count;
+}
+
+bool pd_seq_feeds_full(const struct pd_seq_state *state)
+{
+    return free_number(state) == PD_LOG_FEEDS_MAX;
 }
 
 static int add_feed(struct pd_sequencer *seq, const struct pd_feed_config *config,
                     struct pd_seq_feed **out, struct pd_error *error)
 {
     struct pd_seq_state *state = &seq->state;
+    uint32_t number = free_number(state);
+    if (pd_seq_feeds_full(state))
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_FEEDS",
+                            "the log has %u feeds, deleted ones that are still being removed "
+                            "included",
+                            number);
     struct pd_seq_feed **feeds = realloc(state->feeds, (state->feed_count + 1) * sizeof *feeds);
     if (!feeds)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
@@ -245,11 +107,39 @@ static int add_feed(struct pd_sequencer *seq, const struct pd_feed_config *confi
     struct pd_seq_feed *feed = calloc(1, sizeof *feed);
     if (!feed)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
-    feed->number = state->feed_count;
+    feed->number = number;
     memcpy(feed->name, config->name, sizeof feed->name);
-    state->feeds[state->feed_count++] = feed;
+    if (number < state->feed_count)
+        pd_seq_feed_free(state->feeds[number]);
+    else
+        state->feed_count++;
+    state->feeds[number] = feed;
     *out = feed;
-    return 0;
+    return pd_log_put_lowest_pack(seq->log, number, 0, error);
+}
+
+static void join_config(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint32_t index)
+{
+    feed->index = index;
+    feed->config = &seq->config->feeds[index];
+    pd_log_set_feed_number(seq->log, index, feed->number);
+}
+
+int pd_seq_feed_make(struct pd_sequencer *seq, uint32_t index, struct pd_seq_feed **out,
+                     struct pd_error *error)
+{
+    struct pd_buf settings = {0};
+    struct pd_seq_feed *feed = NULL;
+    int rc = add_feed(seq, &seq->config->feeds[index], &feed, error);
+    if (rc)
+        return rc;
+    join_config(seq, feed, index);
+    pd_seq_settings_encode(feed->config, &settings);
+    rc = settings.failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory")
+                         : reset_feed(seq, feed, &settings, error);
+    pd_buf_fini(&settings);
+    *out = feed;
+    return rc;
 }
 
 static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_error *error)
@@ -259,9 +149,7 @@ static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_er
     int rc = feed ? 0 : add_feed(seq, config, &feed, error);
     if (rc)
         return rc;
-    feed->index = index;
-    feed->config = config;
-    pd_log_set_feed_number(seq->log, index, feed->number);
+    join_config(seq, feed, index);
     struct pd_buf settings = {0};
     pd_seq_settings_encode(config, &settings);
     bool same = feed->settings.size_bytes == settings.size_bytes && !settings.failed &&
@@ -269,7 +157,7 @@ static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_er
     if (settings.failed)
         rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
     else if (!same && (feed->has_data || feed->stream_count > 0))
-        rc = compare_settings(feed, &settings, error);
+        rc = pd_seq_settings_compare(feed, &settings, error);
     if (!rc && !same)
         rc = feed->has_data || feed->stream_count > 0 ? record_settings(seq, feed, &settings, error)
                                                       : reset_feed(seq, feed, &settings, error);
@@ -316,6 +204,7 @@ int pd_seq_end_feed(struct pd_sequencer *seq, struct pd_request_end_feed *reques
     int rc = pd_seq_feed_named(seq, request->feed, &feed, &request->base.error);
     if (rc || feed->end_declared)
         return rc;
+    request->base.record = pd_log_next_position(seq->log);
     return end_feed(seq, feed, &request->base.error);
 }
 
@@ -419,6 +308,8 @@ int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request)
     if (feed->end_declared)
         return pd_error_set(&request->base.error, PD_EMISMATCH, "FEED_ENDED",
                             "feed '%s' has ended: everything will be packed anyway", feed->name);
+    request->base.record = pd_log_next_position(seq->log);
+    request->base.effective_pack = feed->packs;
     return pd_seq_flush_write(seq, feed, request->packs, &request->base.error);
 }
 

@@ -462,6 +462,7 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
                             "job %s of feed %s has %u open fetch calls; end them, or delete it "
                             "with `force`",
                             request->job, request->feed, calls);
+    request->base.record = pd_log_next_position(seq->log);
     pd_buf_clear(&seq->body);
     pd_buf_put_u32(&seq->body, job->id);
     rc = pd_seq_record(seq, PD_RECORD_DELETE_JOB, feed->number);

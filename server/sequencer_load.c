@@ -15,7 +15,7 @@
 struct pd_seq_feed *pd_seq_feed_find(struct pd_seq_state *state, const char *name)
 {
     for (uint32_t i = 0; i < state->feed_count; i++)
-        if (strcmp(state->feeds[i]->name, name) == 0)
+        if (state->feeds[i]->gone == PD_SEQ_HERE && strcmp(state->feeds[i]->name, name) == 0)
             return state->feeds[i];
     return NULL;
 }
@@ -41,12 +41,13 @@ int pd_seq_feed_named(struct pd_sequencer *seq, const char *name, struct pd_seq_
 
 /* ---- freeing and carrying over ---- */
 
-static void feed_free(struct pd_seq_feed *feed)
+void pd_seq_feed_free(struct pd_seq_feed *feed)
 {
     pd_planner_free(feed->planner);
     pd_seq_supply_fini(&feed->supply);
     pd_seq_space_fini(feed);
     pd_buf_fini(&feed->settings);
+    pd_buf_fini(&feed->first_settings);
     for (uint32_t i = 0; i < feed->job_count; i++)
         pd_seq_job_free(feed->jobs[i]);
     free(feed->jobs);
@@ -58,7 +59,7 @@ static void feed_free(struct pd_seq_feed *feed)
 void pd_seq_state_fini(struct pd_seq_state *state)
 {
     for (uint32_t i = 0; i < state->feed_count; i++)
-        feed_free(state->feeds[i]);
+        pd_seq_feed_free(state->feeds[i]);
     for (uint32_t i = 0; i < state->stream_count; i++)
         free(state->streams[i]);
     free(state->feeds);
@@ -157,7 +158,9 @@ static int load_stream(void *ctx, uint32_t id, uint32_t zero, struct pd_reader r
         return PD_ENOMEM;
     stream->id = id;
     int rc = pd_seq_stream_decode(stream, row);
-    if (!rc && (id != state->stream_count || stream->feed >= state->feed_count))
+    bool at_home = stream->feed < state->feed_count ||
+                   (stream->deleted && stream->feed == PD_SEQ_NO_FEED);
+    if (!rc && (id != state->stream_count || !at_home))
         rc = PD_ECORRUPT;
     if (!rc)
         rc = pd_seq_stream_add(state, stream);

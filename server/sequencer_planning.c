@@ -257,6 +257,21 @@ static int load_marks(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
     return pd_log_scan_snapshots(seq->log, feed->number, load_mark, &scan, error);
 }
 
+/* With the rules that were in force at pack 0: changes come from the records. */
+static int first_planner(struct pd_seq_feed *feed, struct pd_error *error)
+{
+    struct pd_rules rules = feed->config->rules;
+    struct pd_live_rules live = pd_live_rules_of(&rules);
+    uint32_t weights[PD_LANES_WEIGHTED_MAX];
+    pd_seq_settings_rules(&feed->first_settings, &live);
+    pd_live_rules_set(&rules, &live);
+    uint32_t count = pd_seq_settings_weights(&feed->first_settings, weights);
+    for (uint32_t i = 0; i < count && i < rules.lane_count; i++)
+        if (rules.merge == PD_MERGE_ARRIVAL)
+            rules.lanes[i].weight = weights[i];
+    return pd_planner_new(&rules, &feed->planner, error);
+}
+
 int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)
 {
     feed->packs = 0;
@@ -275,13 +290,21 @@ int pd_seq_planner_load(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
     if (rc != PD_ENOTFOUND)
         return rc;
     if (feed->lowest_pack == 0)
-        return pd_planner_new(&feed->config->rules, &feed->planner, error);
+        return first_planner(feed, error);
     pd_seq_feed_stop(feed, PD_ECORRUPT, "LOG_DAMAGED",
                      "none of its snapshots can be used, and the log before them has been trimmed");
     return 0;
 }
 
 /* ---- controls ---- */
+
+static const char *limit_reason(enum pd_control_kind kind)
+{
+    if (kind == PD_CONTROL_FLUSH)
+        return "TOO_MANY_FLUSHES";
+    return kind == PD_CONTROL_SKIP || kind == PD_CONTROL_SKIP_RULE ? "TOO_MANY_SKIPS"
+                                                                   : "TOO_MANY_CHANGES";
+}
 
 int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_control *control, struct pd_error *error)
@@ -294,7 +317,9 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     control->at = pd_log_next_position(seq->log);
     int rc = pd_planner_control(feed->planner, control);
     if (rc == PD_ELIMIT)
-        return pd_error_set(error, rc, "TOO_MANY_FLUSHES", "feed '%s' has too many open flushes",
+        return pd_error_set(error, rc, limit_reason(control->kind),
+                            "feed '%s' has as many records of this kind as may wait for their pack "
+                            "or sample; try again when more has been packed",
                             feed->name);
     if (rc)
         return pd_error_set(error, rc, "PLANNER",
@@ -514,6 +539,19 @@ int pd_seq_planner_replay(struct pd_sequencer *seq, struct pd_seq_feed *feed,
         return replay_control(seq, feed, control);
     case PD_RECORD_HORIZON:
         return replay_horizon(seq, feed, record);
+    case PD_RECORD_MIXTURE:
+        control.kind = PD_CONTROL_WEIGHTS;
+        control.from_pack = pd_reader_u64(&body);
+        for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
+            control.weights[i] = pd_reader_u32(&body);
+        return replay_control(seq, feed, control);
+    case PD_RECORD_RULES:
+        pd_seq_settings_replay(feed, &control, &body);
+        return replay_control(seq, feed, control);
+    case PD_RECORD_SKIP_SAMPLES:
+    case PD_RECORD_DELETE_STREAM:
+        pd_seq_rule_decode(&control, &body);
+        return replay_control(seq, feed, control);
     default:
         return 0; /* blocks reach the planner through the supply; the rest does not concern it */
     }

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 #define JOB_VERSION 4    /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
-#define STREAM_VERSION 2 /* 1 ended with `ended` */
-#define FEED_VERSION 3   /* 1 ended with the lanes, 2 with the refusals */
+#define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
+#define FEED_VERSION 5   /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights */
 
 static void put_text(struct pd_buf *row, const char *text)
 {
@@ -55,6 +55,7 @@ void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row
     pd_buf_put_u64(row, stream->blocks);
     pd_buf_put_u64(row, stream->log_bytes);
     pd_buf_put_u64(row, stream->last_wall_ns);
+    pd_buf_put_u8(row, stream->deleted);
 }
 
 int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
@@ -80,6 +81,8 @@ int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
         stream->log_bytes = pd_reader_u64(&row);
         stream->last_wall_ns = pd_reader_u64(&row);
     }
+    if (version > 2)
+        stream->deleted = pd_reader_u8(&row) != 0;
     return row_done(&row);
 }
 
@@ -185,6 +188,11 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
         pd_buf_put_u64(row, feed->refusals[i].count);
     }
     pd_buf_put_u64(row, feed->lowest_pack);
+    pd_buf_put_u8(row, (uint8_t)feed->gone);
+    for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
+        pd_buf_put_u32(row, feed->weights[i]);
+    pd_buf_put_string(row, (const char *)feed->first_settings.data,
+                      feed->first_settings.size_bytes);
 }
 
 static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
@@ -198,6 +206,16 @@ static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
         get_text(row, feed->refusals[i].reason, sizeof feed->refusals[i].reason);
         feed->refusals[i].count = pd_reader_u64(row);
     }
+}
+
+static void get_live(struct pd_seq_feed *feed, struct pd_reader *row)
+{
+    uint8_t gone = pd_reader_u8(row);
+    feed->gone = (enum pd_seq_gone)gone;
+    for (uint32_t i = 0; i < PD_LANES_WEIGHTED_MAX; i++)
+        feed->weights[i] = pd_reader_u32(row);
+    if (gone > PD_SEQ_PURGED)
+        row->failed = true;
 }
 
 static int copy_lanes(struct pd_seq_feed *feed, const char *lanes, size_t count)
@@ -229,10 +247,19 @@ int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
         get_refusals(feed, &row);
     if (version > 2)
         feed->lowest_pack = pd_reader_u64(&row);
-    if (!pd_reader_done(&row) || !settings || !ended || lanes > PD_LANES_MAX)
+    if (version > 3)
+        get_live(feed, &row);
+    size_t first_size = settings_size;
+    const char *first = version > 4 ? pd_reader_string(&row, &first_size) : settings;
+    if (!pd_reader_done(&row) || !settings || !first || !ended || lanes > PD_LANES_MAX)
         return PD_ECORRUPT;
     pd_buf_put(&feed->settings, settings, settings_size);
-    return feed->settings.failed ? PD_ENOMEM : copy_lanes(feed, ended, lanes);
+    pd_buf_put(&feed->first_settings, first, first_size);
+    if (feed->settings.failed || feed->first_settings.failed)
+        return PD_ENOMEM;
+    if (version < 4) /* nobody could set them otherwise */
+        pd_seq_settings_weights(&feed->settings, feed->weights);
+    return copy_lanes(feed, ended, lanes);
 }
 
 /* ---- writing ---- */

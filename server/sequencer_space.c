@@ -115,7 +115,7 @@ void pd_seq_space_freed(void *ctx, const struct pd_log_block_facts *block)
 {
     struct pd_sequencer *seq = ctx;
     struct pd_seq_feed *feed = seq->state.feeds[block->feed];
-    if (block->lane < feed->lane_count)
+    if (feed->lanes && block->lane < feed->lane_count)
         feed->lanes[block->lane].bytes -=
             min_u64(feed->lanes[block->lane].bytes, block->held_bytes);
     if (block->stream >= seq->state.stream_count)

@@ -5,11 +5,14 @@
  *   sequencer.c           mailbox, thread, groups, answers after the commit
  *   sequencer_load.c      the state from the log: tables, snapshots, replay
  *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
- *   sequencer_feeds.c     configuration in the log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_settings.c  settings in the log, which of them may change
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_idle.c      jobs that fall silent
  *   sequencer_regroup.c   another P
  *   sequencer_skip.c      SkipSteps
+ *   sequencer_controls.c  SetMixture, SkipSamples
+ *   sequencer_delete.c    DeleteStream, DeleteFeed
  *   sequencer_planning.c  heads for the planner, horizon, plans, snapshots, stops
  *   sequencer_space.c     bytes in the log, who may add to them, what is done when they run out
  *   sequencer_trim.c      what jobs hold, and deleting the rest
@@ -42,6 +45,8 @@
     1024u /* a group plans at most so many packs of a feed; the next group goes on */
 #define PD_SEQ_RESERVE_PART 16u /* 1/16 of the log is kept for plans, ends and commits */
 
+#define PD_SEQ_NO_FEED UINT32_MAX /* of a stream whose feed was deleted */
+
 struct pd_seq_stream {
     uint32_t id, feed, source_id, lane; /* feed: number in the log */
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
@@ -49,7 +54,8 @@ struct pd_seq_stream {
     uint64_t next_seq, samples, tokens, bytes, rejected; /* bytes: of accepted samples */
     uint64_t blocks, log_bytes, last_wall_ns;
     bool ended;
-    bool dirty; /* its row is older than this */
+    bool deleted; /* its name is free again; the number stays, for packs that name it */
+    bool dirty;   /* its row is older than this */
     /* not in the log */
     uint64_t epoch; /* of the newest Hello; 0 = none since the start */
     bool connected; /* that Hello's call is still there */
@@ -115,14 +121,19 @@ struct pd_seq_lane {
     uint32_t first, count, capacity;
 };
 
+/* What became of a deleted feed: its data is on its way out; it is out, the number is free. */
+enum pd_seq_gone { PD_SEQ_HERE, PD_SEQ_PURGING, PD_SEQ_PURGED };
+
 struct pd_seq_feed {
     uint32_t number, index; /* in the log; in the configuration, UINT32_MAX = no longer there */
     char name[PD_NAME_MAX + 1];
     const struct pd_feed_config
         *config; /* NULL: no longer in the configuration; kept, not served */
     uint64_t config_digest;
-    struct pd_buf settings;           /* as recorded: key and value texts */
-    char (*sources)[PD_NAME_MAX + 1]; /* source s is sources[s - 1] */
+    struct pd_buf settings;              /* of the file, as recorded: key and value texts */
+    struct pd_buf first_settings;        /* those that the feed was made with */
+    bool rules_changed, weights_changed; /* in the file since the last start; to act yet */
+    char (*sources)[PD_NAME_MAX + 1];    /* source s is sources[s - 1] */
     uint32_t source_count;
     char views[PD_VIEWS_MAX][PD_NAME_MAX + 1]; /* by number, as spans and tensors use it */
     uint32_t view_count;
@@ -137,6 +148,9 @@ struct pd_seq_feed {
     struct pd_seq_job **jobs;
     uint32_t job_count;
     bool has_data, end_declared, dirty;
+    uint32_t weights[PD_LANES_WEIGHTED_MAX]; /* of its sources, as set last */
+    enum pd_seq_gone gone;
+    bool reborn;                 /* serve has still to hear that the feed before it is gone */
     uint64_t packs, plan_digest; /* as of the last Horizon */
     /* trimming */
     uint64_t lowest_pack;                       /* packs below it are gone, or going */
@@ -170,8 +184,9 @@ struct pd_seq_state {
     uint32_t feed_count;
     struct pd_seq_stream **streams; /* by id */
     uint32_t stream_count, stream_capacity;
-    uint32_t *streams_by_name; /* ids, ascending by name */
-    uint32_t *dirty_streams;   /* ids of those whose row is to be written */
+    uint32_t *streams_by_name; /* ids, ascending by name; without deleted ones */
+    uint32_t name_count;
+    uint32_t *dirty_streams; /* ids of those whose row is to be written */
     uint32_t dirty_count;
 };
 
@@ -232,6 +247,7 @@ int pd_seq_record(struct pd_sequencer *seq, enum pd_record_type type, uint32_t f
  * only where the configuration has changed. */
 int pd_seq_load(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
 void pd_seq_state_fini(struct pd_seq_state *state);
+void pd_seq_feed_free(struct pd_seq_feed *feed);
 /* What is not in the log (epochs, deliveries) from the state that is given up. */
 void pd_seq_state_carry(struct pd_seq_state *to, const struct pd_seq_state *from);
 struct pd_seq_feed *pd_seq_feed_find(struct pd_seq_state *state, const char *name);
@@ -272,14 +288,44 @@ int pd_seq_close_stream(struct pd_sequencer *seq, struct pd_request_close_stream
 void pd_seq_stream_touch(struct pd_seq_state *state, struct pd_seq_stream *stream);
 /* Takes stream; PD_ENOMEM. */
 int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream) PD_MUST_CHECK;
+/* The stream of this name, not a deleted one; NULL: none. */
+struct pd_seq_stream *pd_seq_stream_find(const struct pd_seq_state *state, const char *name);
+/* Nobody finds it by its name any more, and its call is fenced. */
+void pd_seq_stream_forget(struct pd_seq_state *state, struct pd_seq_stream *stream);
+/* The same for all streams of the feed of this number, which they leave. */
+void pd_seq_streams_forget(struct pd_seq_state *state, uint32_t feed);
 
 /* ---- sequencer_feeds.c ---- */
 
+/* ---- sequencer_settings.c ---- */
+
 /* Settings that shape batches, as key and value texts: recorded, compared at the next start. */
 void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf);
+/* Those of a feed with data against those of the file: PD_EMISMATCH FIXED_KEY names a key that must not
+ * change; what changed and may is noted in the feed. */
+int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wanted,
+                            struct pd_error *error) PD_MUST_CHECK;
+/* Once the planner is there: writes the records of what was noted. */
+int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                        struct pd_error *error) PD_MUST_CHECK;
+/* Sets the rules that settings name; the weights of their sources, returns how many there are. */
+void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *live);
+uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
+                                 uint32_t weights[PD_LANES_WEIGHTED_MAX]);
+/* The control of a RULES record. */
+void pd_seq_settings_replay(const struct pd_seq_feed *feed, struct pd_control *control,
+                            struct pd_reader *body);
+
+/* ---- sequencer_feeds.c: configuration ---- */
+
 /* Joins configuration and log: new feeds are added, changed ones recorded or refused
  * (PD_EMISMATCH). */
 int pd_seq_feeds_configure(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
+/* A feed without data for seq->config->feeds[index], under a free number. PD_ELIMIT TOO_MANY_FEEDS. */
+/* Whether there is no free number. */
+bool pd_seq_feeds_full(const struct pd_seq_state *state);
+int pd_seq_feed_make(struct pd_sequencer *seq, uint32_t index, struct pd_seq_feed **feed,
+                     struct pd_error *error) PD_MUST_CHECK;
 int pd_seq_end_feed(struct pd_sequencer *seq, struct pd_request_end_feed *request);
 int pd_seq_flush(struct pd_sequencer *seq, struct pd_request_flush *request);
 /* Writes a Flush and tells the planner. */
@@ -329,6 +375,25 @@ int pd_seq_job_alive(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct 
  * asked for, or not there. */
 int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
                    const struct pd_request_open_job *request, struct pd_error *error) PD_MUST_CHECK;
+
+/* ---- sequencer_controls.c ---- */
+
+int pd_seq_set_mixture(struct pd_sequencer *seq, struct pd_request_set_mixture *request);
+int pd_seq_skip_samples(struct pd_sequencer *seq, struct pd_request_skip_samples *request);
+/* Records weights, one a lane, and tells the planner; *pack is the first they act on. */
+int pd_seq_mixture_write(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                         const uint32_t weights[PD_LANES_WEIGHTED_MAX], uint64_t *pack,
+                         struct pd_error *error) PD_MUST_CHECK;
+/* Appends a rule to a record's body, reads it back. */
+void pd_seq_rule_encode(const struct pd_control *control, struct pd_buf *body);
+void pd_seq_rule_decode(struct pd_control *control, struct pd_reader *body);
+
+/* ---- sequencer_delete.c ---- */
+
+int pd_seq_delete_stream(struct pd_sequencer *seq, struct pd_request_delete_stream *request);
+int pd_seq_delete_feed(struct pd_sequencer *seq, struct pd_request_delete_feed *request);
+/* Deletes some of what is left of a deleted feed. */
+int pd_seq_purge(struct pd_sequencer *seq, struct pd_seq_feed *feed);
 
 /* ---- sequencer_planning.c ---- */
 

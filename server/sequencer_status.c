@@ -98,6 +98,7 @@ static void copy_stream(const struct pd_seq_stream *stream, struct pd_stream_sta
     status->rejected = stream->rejected;
     status->ended = stream->ended;
     status->connected = stream->connected;
+    status->deleted = stream->deleted;
 }
 
 static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_feed *feed,
@@ -106,9 +107,14 @@ static int copy_streams(const struct pd_seq_state *state, const struct pd_seq_fe
     status->streams = calloc(feed->stream_count ? feed->stream_count : 1, sizeof *status->streams);
     if (!status->streams)
         return PD_ENOMEM;
-    for (uint32_t i = 0; i < state->stream_count; i++) {
+    for (uint32_t i = 0; i < state->name_count; i++) {
         const struct pd_seq_stream *stream = state->streams[state->streams_by_name[i]];
         if (stream->feed == feed->number)
+            copy_stream(stream, &status->streams[status->stream_count++]);
+    }
+    for (uint32_t i = 0; i < state->stream_count; i++) {
+        const struct pd_seq_stream *stream = state->streams[i];
+        if (stream->feed == feed->number && stream->deleted)
             copy_stream(stream, &status->streams[status->stream_count++]);
     }
     return 0;

@@ -17,7 +17,7 @@
 /* The place of `name` in streams_by_name, or where it would go. */
 static uint32_t name_place(const struct pd_seq_state *state, const char *name, bool *found)
 {
-    uint32_t low = 0, high = state->stream_count;
+    uint32_t low = 0, high = state->name_count;
     *found = false;
     while (low < high && !*found) {
         uint32_t middle = low + (high - low) / 2;
@@ -34,7 +34,7 @@ static uint32_t name_place(const struct pd_seq_state *state, const char *name, b
     return low;
 }
 
-static struct pd_seq_stream *stream_find(const struct pd_seq_state *state, const char *name)
+struct pd_seq_stream *pd_seq_stream_find(const struct pd_seq_state *state, const char *name)
 {
     bool found;
     uint32_t place = name_place(state, name, &found);
@@ -75,16 +75,58 @@ int pd_seq_stream_add(struct pd_seq_state *state, struct pd_seq_stream *stream)
     int rc = streams_grow(state);
     if (rc)
         return rc;
-    bool found;
-    uint32_t place = name_place(state, stream->name, &found);
-    memmove(state->streams_by_name + place + 1, state->streams_by_name + place,
-            (state->stream_count - place) * sizeof *state->streams_by_name);
-    state->streams_by_name[place] = stream->id;
+    if (!stream->deleted) {
+        bool found;
+        uint32_t place = name_place(state, stream->name, &found);
+        memmove(state->streams_by_name + place + 1, state->streams_by_name + place,
+                (state->name_count++ - place) * sizeof *state->streams_by_name);
+        state->streams_by_name[place] = stream->id;
+    }
     state->streams[state->stream_count++] = stream;
+    if (stream->feed == PD_SEQ_NO_FEED)
+        return 0;
     struct pd_seq_feed *feed = state->feeds[stream->feed];
     feed->stream_count++;
     feed->streams_ended += stream->ended;
     return 0;
+}
+
+static void forget(struct pd_seq_state *state, struct pd_seq_stream *stream)
+{
+    stream->deleted = true;
+    stream->connected = false;
+    stream->epoch = 0;
+    pd_seq_stream_touch(state, stream);
+}
+
+void pd_seq_stream_forget(struct pd_seq_state *state, struct pd_seq_stream *stream)
+{
+    bool found;
+    uint32_t place = name_place(state, stream->name, &found);
+    PD_CHECK(found && state->streams_by_name[place] == stream->id);
+    memmove(state->streams_by_name + place, state->streams_by_name + place + 1,
+            (--state->name_count - place) * sizeof *state->streams_by_name);
+    forget(state, stream);
+}
+
+void pd_seq_streams_forget(struct pd_seq_state *state, uint32_t feed)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < state->name_count; i++) {
+        struct pd_seq_stream *stream = state->streams[state->streams_by_name[i]];
+        if (stream->feed == feed)
+            forget(state, stream);
+        else
+            state->streams_by_name[kept++] = stream->id;
+    }
+    state->name_count = kept;
+    for (uint32_t i = 0; i < state->stream_count; i++) {
+        struct pd_seq_stream *stream = state->streams[i];
+        if (stream->feed != feed)
+            continue;
+        stream->feed = PD_SEQ_NO_FEED;
+        pd_seq_stream_touch(state, stream);
+    }
 }
 
 /* ---- Hello ---- */
@@ -255,7 +297,7 @@ int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *
         rc = check_names(request, error);
     if (rc)
         return rc;
-    struct pd_seq_stream *stream = stream_find(&seq->state, request->stream);
+    struct pd_seq_stream *stream = pd_seq_stream_find(&seq->state, request->stream);
     rc = stream ? check_existing(stream, feed, request, error)
                 : stream_new(seq, feed, request, &stream);
     if (rc)
@@ -284,7 +326,8 @@ static int stream_owned(struct pd_sequencer *seq, uint32_t id, uint64_t epoch,
     struct pd_seq_stream *stream = seq->state.streams[id];
     if (stream->epoch != epoch)
         return pd_error_set(error, PD_EFENCED, "FENCED",
-                            "another call has opened stream '%s' since", stream->name);
+                            "another call has opened stream '%s' since, or it was deleted",
+                            stream->name);
     *out = stream;
     return 0;
 }

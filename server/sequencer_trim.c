@@ -285,6 +285,8 @@ int pd_seq_trim(struct pd_sequencer *seq)
 {
     for (uint32_t i = 0; i < seq->state.feed_count; i++) {
         struct pd_seq_feed *feed = seq->state.feeds[i];
+        if (feed->gone == PD_SEQ_PURGING && pd_seq_purge(seq, feed) != 0)
+            return seq->group_rc;
         if (!feed->config)
             continue;
         int rc = feed->trimming ? trim_feed(seq, feed) : 0;

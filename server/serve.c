@@ -236,6 +236,18 @@ void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *info)
     pd_after_run(&after);
 }
 
+void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(feed_index < serve->feed_count);
+    struct pd_serve_feed *feed = &serve->feeds[feed_index];
+    pthread_mutex_lock(&serve->lock);
+    serve->gauges.halted_feeds -= feed->halted;
+    feed->halted = false;
+    feed->progress = (struct pd_feed_progress){0};
+    pthread_mutex_unlock(&serve->lock);
+}
+
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);

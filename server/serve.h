@@ -164,6 +164,8 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
                             const struct pd_feed_progress *progress);
 /* Sequencer thread: a job was opened or its generation rose: the old generation's waiters are woken and get PD_EFENCED. */
 void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *job);
+/* Sequencer thread: the feed starts anew (its jobs have been deleted, or are about to be). A violation no longer halts it. */
+void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index);
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id);
 
 /* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info says what is waited for. PD_EEND: past the end of

@@ -474,6 +474,32 @@ int packd_admin_end_feed(struct packd_admin *admin, const char *feed, int64_t ti
 int packd_admin_skip_steps(struct packd_admin *admin, const char *feed, const char *job,
                            uint64_t first, uint64_t last, const char *why, int64_t timeout_ms,
                            char **json, struct packd_error *error);
+/* A source and its weight, relative in tokens; 0: not drawn from while others have something. */
+struct packd_source_weight {
+    const char *source;
+    uint64_t weight;
+};
+/* Every source of the feed, once. */
+int packd_admin_set_mixture(struct packd_admin *admin, const char *feed,
+                            const struct packd_source_weight *weights, size_t count,
+                            int64_t timeout_ms, char **json, struct packd_error *error);
+/* Which samples to leave out: those for which everything that is set holds. */
+struct packd_sample_filter {
+    const char *stream, *source;     /* NULL: any */
+    bool has_first_seq, has_last_seq; /* with stream */
+    uint64_t first_seq, last_seq;    /* inclusive */
+    const void *group, *key;
+    size_t group_bytes, key_bytes; /* 0: any */
+    uint64_t version_below;        /* 0: any */
+};
+int packd_admin_skip_samples(struct packd_admin *admin, const char *feed,
+                             const struct packd_sample_filter *filter, const char *why,
+                             int64_t timeout_ms, char **json, struct packd_error *error);
+int packd_admin_delete_stream(struct packd_admin *admin, const char *feed, const char *stream,
+                              bool force, int64_t timeout_ms, char **json,
+                              struct packd_error *error);
+int packd_admin_delete_feed(struct packd_admin *admin, const char *feed, bool force,
+                            int64_t timeout_ms, char **json, struct packd_error *error);
 int packd_admin_delete_job(struct packd_admin *admin, const char *feed, const char *job, bool force,
                            int64_t timeout_ms, char **json, struct packd_error *error);
 int packd_admin_drain(struct packd_admin *admin, bool undo, int64_t timeout_ms, char **json,

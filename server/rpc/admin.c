@@ -33,6 +33,8 @@ static void on_flushed(struct pd_ask *ask)
 
     if (!pd_unary_answered(ask))
         return;
+    response.record = ask->of.base.record;
+    response.effective_pack = ask->of.base.effective_pack;
     pd_call_reply(ask->call, &response.base);
     pd_ask_free(ask);
 }
@@ -67,6 +69,7 @@ static void on_ended(struct pd_ask *ask)
         return;
     Packd__V1__EndFeedResponse response = PACKD__V1__END_FEED_RESPONSE__INIT;
     struct pd_unary *unary = pd_unary_of(ask->call);
+    response.record = ask->of.base.record;
     response.already = unary->a != 0;
     response.samples = unary->b;
     pd_call_reply(ask->call, &response.base);
@@ -111,6 +114,7 @@ static void on_deleted(struct pd_ask *ask)
 
     if (!pd_unary_answered(ask))
         return;
+    response.record = ask->of.base.record;
     pd_call_reply(ask->call, &response.base);
     pd_ask_free(ask);
 }

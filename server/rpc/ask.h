@@ -24,6 +24,10 @@ struct pd_ask {
         struct pd_request_flush flush;
         struct pd_request_delete_job delete_job;
         struct pd_request_skip_steps skip_steps;
+        struct pd_request_set_mixture set_mixture;
+        struct pd_request_skip_samples skip_samples;
+        struct pd_request_delete_stream delete_stream;
+        struct pd_request_delete_feed delete_feed;
         struct pd_request_status status;
     } of;
 };

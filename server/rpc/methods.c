@@ -1,5 +1,5 @@
-/* The table of methods: a path finds its state machine; anything else, and what this version does
- * not offer, is answered UNIMPLEMENTED with a text.
+/* The table of methods: a path finds its state machine; anything else is answered UNIMPLEMENTED
+ * with a text.
  *
  * Place in the flow: asked once for each accepted call. Immutable; any thread. */
 #include "server/rpc/unary.h"
@@ -13,32 +13,11 @@ static void refuse(struct pd_call *call)
                             "this server has no such method; grpc reflection lists what it offers");
 }
 
-static void refuse_known(struct pd_call *call)
-{
-    (void)pd_call_fail_with(call, PD_EUNSUPPORTED, "UNSUPPORTED",
-                            "%s is part of packd.v1, but not offered by this version",
-                            call->method->path);
-}
-
 static void ignore(struct pd_call *call, grpc_byte_buffer *buffer)
 {
     (void)call;
     grpc_byte_buffer_destroy(buffer);
 }
-
-#define UNBUILT(method_path)                                                      \
-    {                                                                             \
-        .path = method_path, .call_bytes = sizeof(struct pd_call), .unary = true, \
-        .start = refuse_known, .message = ignore                                  \
-    }
-
-static const struct pd_method unbuilt[] = {
-    UNBUILT("/packd.v1.Admin/SetMixture"),
-    UNBUILT("/packd.v1.Admin/SkipSamples"),
-    UNBUILT("/packd.v1.Admin/DeleteStream"),
-    UNBUILT("/packd.v1.Admin/DeleteFeed"),
-    {0},
-};
 
 static const struct pd_method unknown = {.path = "unknown",
                                          .call_bytes = sizeof(struct pd_call),
@@ -50,7 +29,6 @@ static const struct pd_method *const tables[] = {
     pd_methods_push,   pd_methods_fetch,   pd_methods_job,
     pd_methods_admin,  pd_methods_control, pd_methods_explain,
     pd_methods_status, pd_methods_health,  pd_methods_reflection,
-    unbuilt,
 };
 
 const struct pd_method *pd_method_find(const char *path, size_t size)

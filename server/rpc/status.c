@@ -160,10 +160,12 @@ static void fill_streams(struct report *report, Packd__V1__FeedStatus *out,
 
     limit = limit == 0 || limit > STREAMS_MAX ? STREAMS_MAX : limit;
     out->streams = pd_arena_take(&report->arena, (limit + 1) * sizeof(*out->streams));
+    uint32_t count = 0;
     for (uint32_t i = 0; i < feed->stream_count; i++)
-        sorted[i] = &feed->streams[i];
-    qsort(sorted, feed->stream_count, sizeof(*sorted), by_name);
-    for (uint32_t i = 0; i < feed->stream_count; i++) {
+        if (!feed->streams[i].deleted)
+            sorted[count++] = &feed->streams[i];
+    qsort(sorted, count, sizeof(*sorted), by_name);
+    for (uint32_t i = 0; i < count; i++) {
         if (strcmp(sorted[i]->name, report->wire->streams_after) <= 0)
             continue;
         if (out->n_streams == limit) {
@@ -203,7 +205,8 @@ static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out,
         ingest->bytes += stream->bytes;
         ingest->blocks += stream->blocks;
         ingest->duplicates += stream->duplicates;
-        out->streams_ended += stream->ended;
+        out->streams_total += !stream->deleted;
+        out->streams_ended += stream->ended && !stream->deleted;
     }
     fill_rejects(report, ingest, feed);
     ingest->cut = feed->planner.truncated_samples;
@@ -275,7 +278,6 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     out->lowest_pack = feed->lowest_pack;
     out->window_samples = feed->planner.window_samples;
     out->window_tokens = feed->planner.window_tokens;
-    out->streams_total = feed->stream_count;
     out->end_requested = feed->end_declared;
     out->ended = feed->ended;
     if (feed->stopped)

@@ -102,9 +102,8 @@ static void make_spans(struct pd_head *h, struct chance *chance)
         uint32_t length = 1 + chance_below(chance, (h->length_tokens - at + 1) / 2 + 1);
         if (at + length > h->length_tokens)
             break;
-        spans[made++] = (struct pd_span){.offset_tokens = at,
-                                          .length_tokens = length,
-                                          .patches = chance_below(chance, 5)};
+        spans[made++] = (struct pd_span){
+            .offset_tokens = at, .length_tokens = length, .patches = chance_below(chance, 5)};
         h->patches += spans[made - 1].patches;
         at += length;
     }
@@ -237,6 +236,13 @@ static void make_change(struct planner_case *c, struct maker *maker)
         for (uint32_t i = 0; i < c->rules.lane_count; i++)
             w->weights[i] = i == 0 ? between(chance, 1, 9) : chance_below(chance, 5);
         c->has_weights = true;
+        return;
+    }
+    if (one_in(chance, 4)) {
+        struct pd_rules other;
+        make_rules(&other, chance);
+        new_control(c, PD_CONTROL_RULES)->control.rules = pd_live_rules_of(&other);
+        c->has_rules = true;
         return;
     }
     c->has_skip = true;
@@ -435,7 +441,7 @@ static void run_record(struct run *run, struct model_record *record, enum run_ho
     if (record->is_control) {
         struct pd_control *control = &record->control;
         bool change = control->kind == PD_CONTROL_WEIGHTS || control->kind == PD_CONTROL_SKIP ||
-                      control->kind == PD_CONTROL_SKIP_RULE;
+                      control->kind == PD_CONTROL_SKIP_RULE || control->kind == PD_CONTROL_RULES;
         if (change && how == RUN_LIVE) {
             run_until_stuck(run);
             control->from_pack = pd_planner_change_pack(run->planner);
@@ -630,12 +636,15 @@ static bool too_old(const struct planner_case *c, const struct packs *packs)
 
 const char *packs_unsound(const struct planner_case *c, const struct packs *packs)
 {
+    struct pd_rules rules = c->rules;
+    if (c->has_rules)
+        rules.strategy = PD_STRATEGY_EXACT; /* which held for which pack the model knows */
     for (size_t i = 0; i < packs->count; i++) {
-        const char *why = pack_unsound(&c->rules, &packs->pack[i]);
+        const char *why = pack_unsound(&rules, &packs->pack[i]);
         if (why)
             return why;
     }
-    if (too_old(c, packs))
+    if (!c->has_rules && too_old(c, packs))
         return "a sample waited longer than the age bound";
     return samples_unsound(c, packs);
 }

@@ -21,7 +21,7 @@ struct planner_case {
     struct pd_rules rules;
     struct model_log log;
     uint64_t head_count;
-    bool has_skip, has_weights, ends;
+    bool has_skip, has_weights, has_rules, ends;
 };
 
 /* Weights and skips get their `from_pack` from a first run, see run_live. */

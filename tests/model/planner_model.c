@@ -59,8 +59,8 @@ struct model *model_new(const struct pd_rules *rules, const struct model_log *lo
     m->changes = zeroed(log->count, sizeof *m->changes);
     m->skips = zeroed(log->count, sizeof *m->skips);
     m->rules_in_force = zeroed(log->count, sizeof *m->rules_in_force);
-    bag_init(&m->window, rules->window_samples);
-    bag_init(&m->buffer, rules->order == PD_ORDER_SHUFFLE ? rules->shuffle_samples : 0);
+    bag_init(&m->window, 256); /* more than any rules of the cases ask for */
+    bag_init(&m->buffer, 256);
     m->last_lane = rules->lane_count - 1;
     for (uint32_t i = 0; i < rules->lane_count; i++) {
         struct lane *lane = &m->lanes[i];
@@ -540,7 +540,7 @@ static int take_shuffled(struct model *m, uint32_t *lane)
     uint64_t target = m->rules.window_samples + m->left;
     target = target < m->rules.shuffle_samples ? target : m->rules.shuffle_samples;
     int how = MORE;
-    while (m->buffer.count < target && how == MORE)
+    while (m->rules.order == PD_ORDER_SHUFFLE && m->buffer.count < target && how == MORE)
         how = take_head(m, true, lane);
     if (how == BLOCKED || m->buffer.count == 0)
         return how;
@@ -562,9 +562,10 @@ static int take_shuffled(struct model *m, uint32_t *lane)
 static int refill(struct model *m, uint32_t *lane)
 {
     while (m->window.count < m->rules.window_samples) {
-        int how = m->has_pending                       ? enter_part(m)
-                  : m->rules.order == PD_ORDER_SHUFFLE ? take_shuffled(m, lane)
-                                                       : take_head(m, false, lane);
+        int how = m->has_pending ? enter_part(m)
+                  : m->rules.order == PD_ORDER_SHUFFLE || m->buffer.count > 0
+                      ? take_shuffled(m, lane)
+                      : take_head(m, false, lane);
         if (how != MORE)
             return how;
     }
@@ -660,6 +661,10 @@ static void changes(struct model *m)
             skip(m, c);
         if (c->kind == PD_CONTROL_SKIP_RULE)
             skip_rule(m, c);
+        if (c->kind == PD_CONTROL_RULES) {
+            pd_live_rules_set(&m->rules, &c->rules);
+            m->paper_left = 0;
+        }
         for (uint32_t l = 0; c->kind == PD_CONTROL_WEIGHTS && l < m->rules.lane_count; l++) {
             m->lanes[l].weight = c->weights[l];
             m->lanes[l].deficit = 0;

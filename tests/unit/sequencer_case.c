@@ -69,6 +69,14 @@ void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t 
     pthread_mutex_unlock(&serve->mutex);
 }
 
+void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index)
+{
+    pthread_mutex_lock(&serve->mutex);
+    PD_CHECK(feed_index < PD_COUNT_OF(serve->progress));
+    serve->progress[feed_index] = (struct pd_feed_progress){0};
+    pthread_mutex_unlock(&serve->mutex);
+}
+
 /* ---- the case ---- */
 
 void seq_case_config(struct seq_case *c, uint32_t feeds)

@@ -16,7 +16,15 @@
 
 /* ---- plans against a direct planner run, and restarts ---- */
 
-enum event_kind { EVENT_PUSH, EVENT_FLUSH, EVENT_DELIVER, EVENT_END_STREAM, EVENT_END_FEED };
+enum event_kind {
+    EVENT_PUSH,
+    EVENT_FLUSH,
+    EVENT_DELIVER,
+    EVENT_END_STREAM,
+    EVENT_END_FEED,
+    EVENT_SKIP,    /* of `stream`, from first_seq on, `packs` samples */
+    EVENT_MIXTURE, /* the first three of `lengths` */
+};
 
 struct event {
     enum event_kind kind;
@@ -54,7 +62,21 @@ static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
     s->next_seq[stream] += event->count;
 }
 
-static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes)
+/* Samples to leave out, or other weights: only where the horizon does not matter, as they act behind
+ * it. */
+static void add_change(struct scenario *s, uint64_t *random, bool sources)
+{
+    uint32_t stream = seq_below(random, 3);
+    struct event *event =
+        add_event(s, sources && seq_below(random, 2) ? EVENT_MIXTURE : EVENT_SKIP, stream);
+    event->packs = 1 + seq_below(random, 20);
+    event->first_seq = event->first_seq > 10 ? event->first_seq - seq_below(random, 10) : 0;
+    for (int i = 0; i < 3; i++)
+        event->lengths[i] = 1 + seq_below(random, 9);
+}
+
+static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes,
+                          bool changes, bool sources)
 {
     memset(s, 0, sizeof *s);
     s->lanes = lanes;
@@ -67,6 +89,8 @@ static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, 
             add_event(s, EVENT_DELIVER, 0)->packs = i;
         else if (stream != short_stream || i < count / 2)
             add_push(s, random, stream);
+        if (changes && seq_below(random, 3) == 0)
+            add_change(s, random, sources);
         if (i == count / 2 && lanes)
             add_event(s, EVENT_END_STREAM, short_stream);
     }
@@ -93,6 +117,28 @@ static void open_all(struct seq_case *c, struct seq_stream streams[3])
     assert_int_equal(seq_call(c, &open.base), 0);
 }
 
+static void play_skip(struct seq_case *c, const struct event *event)
+{
+    struct pd_request_skip_samples request = {.base.kind = PD_REQUEST_SKIP_SAMPLES,
+                                              .feed = "feed0",
+                                              .rule = {.first_seq = event->first_seq}};
+    request.rule.last_seq = event->first_seq + event->packs - 1;
+    snprintf(request.stream, sizeof request.stream, "%s", stream_names[event->stream]);
+    assert_int_equal(seq_call(c, &request.base), 0);
+    assert_true(request.base.record > 0);
+}
+
+static void play_mixture(struct seq_case *c, const struct event *event)
+{
+    const struct pd_source_weight weights[] = {
+        {"s2", event->lengths[2]}, {"s0", event->lengths[0]}, {"s1", event->lengths[1]}};
+    struct pd_request_set_mixture request = {.base.kind = PD_REQUEST_SET_MIXTURE,
+                                             .feed = "feed0",
+                                             .weights = weights,
+                                             .weight_count = 3};
+    assert_int_equal(seq_call(c, &request.base), 0);
+}
+
 static void play(struct seq_case *c, struct seq_stream streams[3], const struct event *event)
 {
     struct pd_request_append answer;
@@ -117,6 +163,12 @@ static void play(struct seq_case *c, struct seq_stream streams[3], const struct 
         break;
     case EVENT_END_FEED:
         assert_int_equal(seq_end_feed(c, "feed0"), 0);
+        break;
+    case EVENT_SKIP:
+        play_skip(c, event);
+        break;
+    case EVENT_MIXTURE:
+        play_mixture(c, event);
         break;
     }
 }
@@ -161,6 +213,12 @@ static void direct_control(struct direct *d, enum pd_control_kind kind, uint64_t
 {
     struct pd_control control = {
         .kind = kind, .at = at, .packs = event->packs, .lane = event->stream};
+    control.from_pack = pd_planner_change_pack(d->planner);
+    memcpy(control.weights, event->lengths, 3 * sizeof control.weights[0]);
+    control.rule = (struct pd_skip_rule){.by_stream = true,
+                                         .stream = event->stream,
+                                         .first_seq = event->first_seq,
+                                         .last_seq = event->first_seq + event->packs - 1};
     assert_int_equal(pd_planner_control(d->planner, &control), 0);
 }
 
@@ -171,6 +229,10 @@ static void direct_tell(struct direct *d, const struct event *event)
         direct_control(d, PD_CONTROL_FLUSH, at, event);
     if (event->kind == EVENT_END_STREAM)
         direct_control(d, PD_CONTROL_END_LANE, at, event);
+    if (event->kind == EVENT_SKIP)
+        direct_control(d, PD_CONTROL_SKIP_RULE, at, event);
+    if (event->kind == EVENT_MIXTURE)
+        direct_control(d, PD_CONTROL_WEIGHTS, at, event);
     d->streams_ended += event->kind == EVENT_END_STREAM;
     if (event->kind == EVENT_END_FEED || (event->kind == EVENT_END_STREAM && d->streams_ended == 3))
         direct_control(d, PD_CONTROL_END_FEED, at + 1, event);
@@ -341,7 +403,8 @@ static void run_variant(enum variant variant, bool far, uint64_t *random)
     struct seq_stream streams[3];
     struct scenario scenario;
     struct direct direct;
-    make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES);
+    make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES,
+                  far, variant == VARIANT_SOURCES);
     set_variant(&c, variant, far);
     direct_run(&direct, &scenario, &c.config.feeds[0].rules);
     assert_true(direct.pack_count > 20);

@@ -639,10 +639,10 @@ static void test_fixed_keys(void **unused)
     assert_string_equal(error.reason, "FIXED_KEY");
     assert_non_null(strstr(error.text, "seq_len is '128' in the log and '64'"));
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 128;
-    c.config.feeds[0].rules.over_length = PD_OVER_SPLIT;
+    c.config.feeds[0].layout.labels = PD_LABELS_SHIFTED;
     assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
-    assert_non_null(strstr(error.text, "is 'reject' in the log and 'split'"));
-    c.config.feeds[0].rules.over_length = PD_OVER_REJECT;
+    assert_non_null(strstr(error.text, "is 'unshifted' in the log and 'shifted'"));
+    c.config.feeds[0].layout.labels = PD_LABELS_UNSHIFTED;
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 64;
     assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 128;

@@ -1,0 +1,251 @@
+"""Records that change plans: mixture weights, samples left out, streams and feeds deleted; each outlives a kill."""
+
+import json
+import os
+import unittest
+
+import grpc
+
+import harness
+import peer
+from peer import pb
+
+FEED = {"name": "default", "seq_len": 64, "window": 8, "plan_ahead": "1KiB"}
+MIXED = {**FEED, "sources": {"web": {"weight": 1}, "code": {"weight": 1}}}
+DAEMON = {"log": {"max_bytes": "64MiB", "durability": "process"}}
+
+
+def push(packd, stream, samples, **hello):
+    call = peer.Push(packd.address, stream=stream, feed=hello.pop("feed", "default"), **{k: v for k, v in hello.items() if k == "source"})
+    head = {k: v for k, v in hello.items() if k != "source"}
+    welcome = call.welcome()
+    call.block(samples, **head)
+    call.wait_durable(welcome.next_seq + len(samples))
+    call.close()
+
+
+def samples(count, length=16, first=1):
+    return [[first + i] * length for i in range(count)]
+
+
+def fetched(packd, job, feed="default", **more):
+    """[(stream, seq)] in the order of steps, to the end of the feed."""
+    opened = peer.open_job(packd.address, job=job, feed=feed, **more)
+    return [key[:2] for batch in peer.Fetch(packd.address, opened, job=job, feed=feed).all() for key, _ in batch.samples()]
+
+
+def status_of(packd, feed="default", **more):
+    reply = peer.admin(packd.address, "Status", pb.StatusRequest(feed=feed, **more))
+    return next(f for f in reply.feeds if f.name == feed)
+
+
+class ControlTest(unittest.TestCase):
+    def fails(self, packd, code, reason, call, request):
+        with self.assertRaises(grpc.RpcError) as caught:
+            peer.admin(packd.address, call, request)
+        self.assertEqual((caught.exception.code(), peer.error_detail(caught.exception).reason), (code, reason),
+                         caught.exception.details())
+
+    def mix(self, packd, **weights):
+        return peer.admin(packd.address, "SetMixture", pb.SetMixtureRequest(
+            weights=[pb.SourceWeight(source=name, weight=weight) for name, weight in weights.items()]))
+
+    def test_mixture(self):
+        """Weights act from the first pack that is not planned, and a kill changes nothing of what comes out."""
+        daemon = harness.Daemon(feeds=[MIXED], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "w", samples(400), source="web")
+            push(packd, "c", samples(400), source="code")
+            before = harness.wait_for("packs are planned", lambda: status_of(packd).planned_packs)
+            answer = self.mix(packd, web=9, code=1)
+            self.assertGreater(answer.record, 0)
+            self.assertEqual(answer.effective_pack, before)
+            self.assertEqual(self.mix(packd, code=1, web=9).record, 0)
+            invalid, precondition = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+            weight = lambda name, value: pb.SourceWeight(source=name, weight=value)  # noqa: E731
+            for status, reason, weights in ((invalid, "BAD_MIXTURE", [weight("web", 1)]),
+                                            (invalid, "BAD_MIXTURE", [weight("web", 0), weight("code", 0)]),
+                                            (invalid, "BAD_MIXTURE", [weight("web", 1), weight("web", 1), weight("code", 1)]),
+                                            (invalid, "BAD_RANGE", [weight("web", 1), weight("code", 1 << 40)]),
+                                            (precondition, "UNKNOWN_SOURCE", [weight("web", 1), weight("books", 1)])):
+                self.fails(packd, status, reason, "SetMixture", pb.SetMixtureRequest(weights=weights))
+            packd.kill()
+            packd.start()  # an unchanged file: what was set by hand stays
+            self.assertEqual(self.mix(packd, web=9, code=1).record, 0)
+            peer.end_feed(packd.address)
+            order = fetched(packd, "train")
+            self.assertEqual(len(order), 800)
+            head = order[:4 * before]
+            self.assertAlmostEqual(sum(s == "w" for s, _ in head) / len(head), 0.5, delta=0.2)
+            later = order[4 * before + 40:4 * before + 340]
+            self.assertAlmostEqual(sum(s == "w" for s, _ in later) / len(later), 0.9, delta=0.05)
+
+    def test_samples_are_left_out(self):
+        daemon = harness.Daemon(feeds=[MIXED], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "w", samples(300), source="web", versions=[i // 100 for i in range(300)],
+                 keys=[b"key-%d" % (i % 50) for i in range(300)], groups=[b"g%d" % (i % 3) for i in range(300)])
+            push(packd, "c", samples(300), source="code")
+            planned = harness.wait_for("packs are planned", lambda: status_of(packd).planned_packs)
+            skip = lambda **what: peer.admin(packd.address, "SkipSamples", pb.SkipSamplesRequest(**what))  # noqa: E731
+            answer = skip(stream="c", first_seq=200, last_seq=249, why="bad dump")
+            self.assertEqual(answer.effective_pack, planned)
+            skip(source="web", version_below=1)
+            skip(stream="w", key=b"key-7")
+            skip(group=b"g2", version_below=2)
+            skip(stream="c", first_seq=299, last_seq=299)
+            for what, reason, status in (({}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),
+                                         ({"first_seq": 3}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),
+                                         ({"stream": "c", "first_seq": 3, "last_seq": 2}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),
+                                         ({"stream": "x"}, "UNKNOWN_STREAM", grpc.StatusCode.NOT_FOUND),
+                                         ({"source": "x"}, "UNKNOWN_SOURCE", grpc.StatusCode.FAILED_PRECONDITION)):
+                self.fails(packd, status, reason, "SkipSamples", pb.SkipSamplesRequest(**what))
+            packd.kill()
+            packd.start()
+            # What comes later is not touched, whatever the rules say.
+            push(packd, "w", samples(50), source="web", versions=[0] * 50, keys=[b"key-7"] * 50, groups=[b"g2"] * 50)
+            peer.end_feed(packd.address)
+            order = fetched(packd, "train")
+            packed = set(order)
+            self.assertEqual(len(packed), len(order))
+            early = set(order[:4 * planned])
+            left_out = {("c", s) for s in (*range(200, 250), 299)}
+            left_out |= {("w", s) for s in range(300) if s < 100 or s % 50 == 7 or (s % 3 == 2 and s < 200)}
+            everything = {("w", s) for s in range(350)} | {("c", s) for s in range(300)}
+            self.assertEqual(packed - early, everything - early - left_out)
+            self.assertTrue(left_out & early)  # planned before: they stay
+            self.assertEqual(status_of(packd).ingest.skipped, len(left_out - early))
+            self.fails(packd, grpc.StatusCode.FAILED_PRECONDITION, "FEED_ENDED", "SkipSamples", pb.SkipSamplesRequest(stream="c"))
+
+    def test_rules_are_bounded(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            push(packd, "s", samples(4))
+            for i in range(64):
+                peer.admin(packd.address, "SkipSamples", pb.SkipSamplesRequest(stream="s", first_seq=i + 100, last_seq=i + 101))
+            self.fails(packd, grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SKIPS", "SkipSamples",
+                       pb.SkipSamplesRequest(stream="s", first_seq=9, last_seq=12))
+            # Rules that have nothing left to do make room.
+            push(packd, "s", samples(200))
+            opened = peer.open_job(packd.address)
+            fetch = peer.Fetch(packd.address, opened)
+            for _ in range(40):
+                fetch.next()
+            fetch.close()
+            harness.wait_for("there is room again", lambda: self.rule_fits(packd))
+
+    def rule_fits(self, packd):
+        try:
+            peer.admin(packd.address, "SkipSamples", pb.SkipSamplesRequest(stream="s", first_seq=1000, last_seq=2000))
+            return True
+        except grpc.RpcError:
+            return False
+
+    def test_delete_stream(self):
+        daemon = harness.Daemon(feeds=[{**FEED, "stream_count": 2}], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "a", samples(200))
+            live = peer.Push(packd.address, stream="b")
+            live.welcome()
+            live.block(samples(200))
+            live.wait_durable(200)
+            self.fails(packd, grpc.StatusCode.FAILED_PRECONDITION, "IN_USE", "DeleteStream", pb.DeleteStreamRequest(stream="b"))
+            self.fails(packd, grpc.StatusCode.NOT_FOUND, "UNKNOWN_STREAM", "DeleteStream", pb.DeleteStreamRequest(stream="c"))
+            planned = harness.wait_for("packs are planned", lambda: status_of(packd).planned_packs)
+            peer.admin(packd.address, "DeleteStream", pb.DeleteStreamRequest(stream="b", force=True))
+            live.block(samples(1))
+            error = live.fails()
+            self.assertEqual((error.code(), peer.error_detail(error).reason), (grpc.StatusCode.ABORTED, "FENCED"))
+            self.assertEqual([s.name for s in status_of(packd, streams=True).streams], ["a"])
+            packd.kill()
+            packd.start()
+            self.assertEqual([s.name for s in status_of(packd, streams=True).streams], ["a"])
+            # The name is free, for other content; of the two streams that end the feed, one has ended.
+            again = peer.Push(packd.address, stream="b", content_id="other")
+            self.assertEqual(again.welcome().next_seq, 0)
+            again.block(samples(30))
+            again.end_stream()
+            again.close()
+            order = fetched(packd, "train")
+            self.assertEqual(status_of(packd).ended, True)
+            early = [key for key in order[:4 * planned] if key[0] == "b"]
+            self.assertEqual(len(order), 200 + 30 + len(early))
+
+    def test_delete_feed(self):
+        feeds = [{**FEED, "jobs": [{"name": "train"}]}, {**FEED, "name": "other"}]
+        daemon = harness.Daemon(feeds=feeds, extra=DAEMON)
+        with daemon as packd:
+            for feed in ("default", "other"):
+                push(packd, "of-" + feed, samples(2000, length=60), feed=feed)
+            kept = fetched_some(packd, "other")
+            fetched_some(packd, "default")
+            live = peer.Push(packd.address, stream="live")
+            live.welcome()
+            self.fails(packd, grpc.StatusCode.FAILED_PRECONDITION, "IN_USE", "DeleteFeed", pb.DeleteFeedRequest())
+            opened = peer.open_job(packd.address)
+            call = peer.Fetch(packd.address, opened, first_step=100000)
+            harness.wait_for("it fetches", lambda: next(j for j in status_of(packd).jobs if j.name == "train").ranks[0].calls)
+            self.assertGreater(peer.admin(packd.address, "DeleteFeed", pb.DeleteFeedRequest(force=True)).record, 0)
+            with self.assertRaises(grpc.RpcError) as caught:
+                call.next()
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
+            live.block(samples(1))
+            self.assertEqual(live.fails().code(), grpc.StatusCode.ABORTED)
+            self.check_anew(packd, 7)
+            packd.kill()
+            packd.start()
+            harness.wait_for("the old one is gone", lambda: status_of(packd).log_bytes < 1 << 20)
+            self.check_anew(packd, 11)
+            packd.kill()
+            packd.start()
+            self.assertEqual(fetched_some(packd, "other", job="again"), kept)
+            packd.packctl("--json", "delete-feed", "--feed", "default", "--force")
+            self.check_anew(packd, 5)
+            packd.stop()
+            found = packd_log_verify(packd)
+            self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
+            packd.start()
+
+    def check_anew(self, packd, count):
+        """Streams from seq 0, jobs from step 0 and generation 1, and what was pushed now alone."""
+        if peer.admin(packd.address, "Status", pb.StatusRequest()).feeds[0].planned_packs:
+            peer.admin(packd.address, "DeleteFeed", pb.DeleteFeedRequest(force=True))
+        self.assertEqual(list(status_of(packd).jobs), [])
+        push(packd, "of-default", samples(count, length=33, first=500))
+        peer.end_feed(packd.address)
+        opened = peer.open_job(packd.address, world_token="anew")
+        self.assertEqual((opened.first_step, opened.generation, opened.created), (0, 1, True))
+        batches = peer.Fetch(packd.address, opened).all()
+        got = [sample for batch in batches for sample in batch.samples()]
+        self.assertEqual(got, [(("of-default", i, 0), [500 + i] * 33) for i in range(count)])
+
+    def test_packctl(self):
+        with harness.Daemon(feeds=[MIXED]) as packd:
+            push(packd, "w", samples(20), source="web")
+            self.assertIn("from pack 0", packd.packctl("set-mixture", "web=3", "code=1").stdout)
+            self.assertIn("already", packd.packctl("set-mixture", "web=3", "code=1").stdout)
+            reply = json.loads(packd.packctl("--json", "skip-samples", "--stream", "w", "--first", "3", "--last", "5").stdout)
+            self.assertGreater(int(reply["record"]), 0)
+            self.assertIn("left out", packd.packctl("skip-samples", "--source", "code", "--why", "late").stdout)
+            self.assertIn("gone", packd.packctl("delete-stream", "--stream", "w").stdout)
+            self.assertIn("empty", packd.packctl("delete-feed", "--feed", "default").stdout)
+            for arguments in (("set-mixture",), ("set-mixture", "web"), ("skip-samples",), ("skip-samples", "--first", "3"),
+                              ("delete-stream",), ("delete-feed",)):
+                self.assertEqual(packd.packctl(*arguments, check=False).returncode, 2, arguments)
+            for command in ("set-mixture", "skip-samples", "delete-stream", "delete-feed"):
+                self.assertIn("packctl " + command, packd.packctl(command, "--help").stdout)
+
+
+def fetched_some(packd, feed, job="train", steps=20):
+    opened = peer.open_job(packd.address, job=job, feed=feed)
+    batches = peer.Fetch(packd.address, opened, job=job, feed=feed, last_step=steps - 1).all()
+    return [batch.payload for batch in batches]
+
+
+def packd_log_verify(packd):
+    import subprocess
+    return subprocess.run([harness.PACKCTL, "log", "verify", os.path.join(packd.directory, "data")], capture_output=True, text=True,
+                          timeout=harness.DEADLINE_S)
+
+
+if __name__ == "__main__":
+    unittest.main()
