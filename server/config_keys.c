@@ -73,7 +73,9 @@ static const struct pd_key top_keys[] = {
     TOP("validate.cpu_share", RATIO, validate_cpu_share, 0, 0, NULL, "0.25",
         "Share of one core that the probe may take when it runs on the CPU."),
     TOP("validate.on_violation", CHOICE, on_violation, 0, 0, WORDS("stop", "skip_step"), "stop",
-        "What happens when a batch fails its check twice."),
+        "When a batch fails its checks twice: halt the feed; or leave its step out where nobody "
+        "has "
+        "been handed anything of it, and halt else."),
     TOP("feeds", FEEDS, feeds, 0, 0, NULL, "[{name: default}]",
         "The feeds; each has the keys below."),
 };
@@ -127,8 +129,10 @@ static const struct pd_key feed_keys[] = {
          "Width of a batch: seq_len, or what the longest pack of the step or batch needs."),
     FEED("widths", NUMBERS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
          "Widths to round up to, ascending, with width: step or batch."),
-    FEED("fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
-         "Entries of cu_seqlens in every batch, for compiled models; 0 = as many as there are."),
+    FEED(
+        "fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
+        "Entries of cu_seqlens in every batch, for compiled models; caps max_segments; 0 = as many "
+        "as there are."),
     FEED("max_segments", NUMBER, true, rules.segments_max, 0, PD_SEQ_LEN_MAX, NULL, "0",
          "Real segments per pack; 0 = no cap."),
     FEED("max_patches", NUMBER, true, rules.patches_max, 0, UINT32_MAX, NULL, "0",

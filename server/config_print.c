@@ -256,7 +256,17 @@ int pd_config_reference(FILE *out)
           "ends.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
-    fputs("## A feed: an entry of `feeds`\n\n", out);
+    fputs("## A feed: an entry of `feeds`\n\n"
+          "On a feed with data the keys that shape planned batches are fixed: a start with another "
+          "value "
+          "is refused, both\nvalues named. These may change: `window`, `window_bytes`, `strategy`, "
+          "`order`, `shuffle_samples`, `shuffle_bytes`,\n`over_length`, the sources' weights (each "
+          "acts "
+          "from the first pack not planned yet); `streams` and `stream_count` with\nmerge: "
+          "arrival; and "
+          "what shapes no batch: `max_wait`, `plan_ahead`, `log_share`, `vocab_size`, "
+          "`labels_look_shifted`, `jobs`.\n\n",
+          out);
     put_reference_table(out, &pd_feed_keys);
     fputs("## A source: a value of `sources`\n\n", out);
     put_reference_table(out, &pd_source_keys);

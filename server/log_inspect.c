@@ -52,6 +52,8 @@ const char *pd_record_type_name(enum pd_record_type type)
         return "DELETE_STREAM";
     case PD_RECORD_DELETE_FEED:
         return "DELETE_FEED";
+    case PD_RECORD_TOKENIZER:
+        return "TOKENIZER";
     case PD_RECORD_RULES:
         return "RULES";
     case PD_RECORD_RELEASE_JOB:

@@ -51,17 +51,26 @@ struct pd_request {
     int result;                               /* 0 or PD_E* */
     uint64_t record;         /* position of the record that a control call wrote; 0 = none */
     uint64_t effective_pack; /* the first pack it can act on, where it changes plans */
-    struct pd_error error; /* filled where result != 0 */
+    struct pd_error error;   /* filled where result != 0 */
+};
+
+/* What a producer says its tokens were made with; size 0: not stated. The first one stated is the
+ * feed's. */
+#define PD_TOKENIZER_MAX 64
+struct pd_tokenizer {
+    uint8_t bytes[PD_TOKENIZER_MAX];
+    uint8_t size;
 };
 
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
  * SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH UNKNOWN_SOURCE, STREAM_NOT_DECLARED,
- * FEED_ENDED; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES. A newer call on
+ * FEED_ENDED, TOKENIZER_MISMATCH; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES. A newer call on
  * a stream fences the older: its appends get PD_EFENCED. */
 struct pd_request_open_stream {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
     char producer[256], content_id[256];
+    struct pd_tokenizer tokenizer;
     /* out */
     uint32_t feed_index, stream_id, lane, source_id;
     uint64_t epoch;    /* of this call on the stream; carried by its appends */
@@ -131,9 +140,10 @@ struct pd_request_open_job {
     /* out */
     uint32_t feed_index, job_id;
     uint64_t generation, first_step;
-    uint64_t committed;   /* next step after the last commit: 0 = none */
-    uint64_t lowest_step; /* the lowest that the log holds; also set with STEP_TRIMMED */
-    bool created;         /* by this request */
+    uint64_t committed;            /* next step after the last commit: 0 = none */
+    uint64_t lowest_step;          /* the lowest that the log holds; also set with STEP_TRIMMED */
+    bool created;                  /* by this request */
+    struct pd_tokenizer tokenizer; /* the feed's */
 };
 
 /* PD_EFENCED; PD_EINVAL COMMIT_BEYOND_FETCHED; PD_ENOTFOUND. */
@@ -255,6 +265,7 @@ struct pd_lane_status {
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
+    struct pd_tokenizer tokenizer;
     uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;

@@ -110,6 +110,16 @@ static int check_feed_allows(const struct pd_sequencer *seq, const struct pd_seq
                             "job '%s': a step of %u packs, feed '%s' balances steps of up to %u; "
                             "use fewer packs a step or balance: off",
                             spec->name, spec->step_packs, feed->name, PD_BALANCED_STEP_PACKS_MAX);
+    const struct pd_layout_rules *layout = &feed->config->layout;
+    uint64_t segments = spec->rows * pd_layout_row_segments_max(layout, layout->segments_max);
+    if (layout->fixed_segments > 0 && segments > layout->fixed_segments)
+        return pd_error_set(
+            error, PD_ELIMIT, "TOO_MANY_SEGMENTS",
+            "job '%s': a batch of %u rows can have %llu segments, padding included, "
+            "and feed '%s' has fixed_segments %u; use fewer rows and more accum, or "
+            "lower max_segments (%u)",
+            spec->name, spec->rows, (unsigned long long)segments, feed->name,
+            layout->fixed_segments, layout->segments_max);
     uint64_t bytes = pd_layout_payload_max(&feed->config->layout, spec->rows);
     if (bytes > seq->config->memory_batches_bytes / 2)
         return pd_error_set(
@@ -306,6 +316,7 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
 {
     request->feed_index = feed->index;
     request->job_id = job->id;
+    request->tokenizer = feed->tokenizer;
     request->generation = job->generation;
     request->committed = job->committed;
     request->lowest_step = pd_seq_lowest_step(feed, job);

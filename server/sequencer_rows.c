@@ -9,7 +9,8 @@
 
 #define JOB_VERSION 4    /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
 #define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
-#define FEED_VERSION 5   /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights */
+#define FEED_VERSION \
+    6 /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights, 5 settings */
 
 static void put_text(struct pd_buf *row, const char *text)
 {
@@ -193,6 +194,7 @@ void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
         pd_buf_put_u32(row, feed->weights[i]);
     pd_buf_put_string(row, (const char *)feed->first_settings.data,
                       feed->first_settings.size_bytes);
+    pd_buf_put_string(row, (const char *)feed->tokenizer.bytes, feed->tokenizer.size);
 }
 
 static void get_refusals(struct pd_seq_feed *feed, struct pd_reader *row)
@@ -216,6 +218,18 @@ static void get_live(struct pd_seq_feed *feed, struct pd_reader *row)
         feed->weights[i] = pd_reader_u32(row);
     if (gone > PD_SEQ_PURGED)
         row->failed = true;
+}
+
+static void get_tokenizer(struct pd_tokenizer *tokenizer, struct pd_reader *row)
+{
+    size_t size;
+    const char *bytes = pd_reader_string(row, &size);
+    if (!bytes || size > sizeof tokenizer->bytes) {
+        row->failed = true;
+        return;
+    }
+    memcpy(tokenizer->bytes, bytes, size);
+    tokenizer->size = (uint8_t)size;
 }
 
 static int copy_lanes(struct pd_seq_feed *feed, const char *lanes, size_t count)
@@ -251,6 +265,8 @@ int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row)
         get_live(feed, &row);
     size_t first_size = settings_size;
     const char *first = version > 4 ? pd_reader_string(&row, &first_size) : settings;
+    if (version > 5)
+        get_tokenizer(&feed->tokenizer, &row);
     if (!pd_reader_done(&row) || !settings || !first || !ended || lanes > PD_LANES_MAX)
         return PD_ECORRUPT;
     pd_buf_put(&feed->settings, settings, settings_size);

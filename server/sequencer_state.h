@@ -148,6 +148,7 @@ struct pd_seq_feed {
     struct pd_seq_job **jobs;
     uint32_t job_count;
     bool has_data, end_declared, dirty;
+    struct pd_tokenizer tokenizer;
     uint32_t weights[PD_LANES_WEIGHTED_MAX]; /* of its sources, as set last */
     enum pd_seq_gone gone;
     bool reborn;                 /* serve has still to hear that the feed before it is gone */

@@ -197,6 +197,7 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     status->packs_planned = feed->packs;
     status->horizon_packs = pd_seq_horizon(feed);
     status->plan_digest = feed->plan_digest;
+    status->tokenizer = feed->tokenizer;
     status->lowest_pack = feed->lowest_pack;
     status->snapshot_packs = feed->snapshot_packs;
     memcpy(status->refusals, feed->refusals, sizeof status->refusals);

@@ -288,6 +288,41 @@ static int stream_new(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     return pd_seq_record(seq, PD_RECORD_STREAM, feed->number);
 }
 
+/* "a1b2..." for texts. */
+static const char *in_hex(const struct pd_tokenizer *tokenizer, char text[2 * PD_TOKENIZER_MAX + 1])
+{
+    text[0] = 0;
+    for (uint32_t i = 0; i < tokenizer->size; i++)
+        snprintf(text + 2 * i, 3, "%02x", tokenizer->bytes[i]);
+    return text;
+}
+
+static int check_tokenizer(const struct pd_seq_feed *feed,
+                           const struct pd_request_open_stream *request, struct pd_error *error)
+{
+    const struct pd_tokenizer *has = &feed->tokenizer, *says = &request->tokenizer;
+    char text[2][2 * PD_TOKENIZER_MAX + 1];
+    if (says->size == 0 || has->size == 0 ||
+        (says->size == has->size && memcmp(says->bytes, has->bytes, has->size) == 0))
+        return 0;
+    return pd_error_set(error, PD_EMISMATCH, "TOKENIZER_MISMATCH",
+                        "feed '%s' holds tokens of tokenizer %s, stream '%s' brings those of %s",
+                        feed->name, in_hex(has, text[0]), request->stream, in_hex(says, text[1]));
+}
+
+/* The first one that is stated is the feed's from then on. */
+static int keep_tokenizer(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                          const struct pd_request_open_stream *request)
+{
+    if (request->tokenizer.size == 0 || feed->tokenizer.size > 0)
+        return 0;
+    feed->tokenizer = request->tokenizer;
+    feed->dirty = true;
+    pd_buf_clear(&seq->body);
+    pd_buf_put_string(&seq->body, (const char *)feed->tokenizer.bytes, feed->tokenizer.size);
+    return pd_seq_record(seq, PD_RECORD_TOKENIZER, feed->number);
+}
+
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request)
 {
     struct pd_error *error = &request->base.error;
@@ -295,11 +330,15 @@ int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *
     int rc = pd_seq_feed_named(seq, request->feed, &feed, error);
     if (!rc)
         rc = check_names(request, error);
+    if (!rc)
+        rc = check_tokenizer(feed, request, error);
     if (rc)
         return rc;
     struct pd_seq_stream *stream = pd_seq_stream_find(&seq->state, request->stream);
     rc = stream ? check_existing(stream, feed, request, error)
                 : stream_new(seq, feed, request, &stream);
+    if (!rc)
+        rc = keep_tokenizer(seq, feed, request);
     if (rc)
         return rc;
     stream->epoch = ++seq->next_epoch;

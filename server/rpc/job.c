@@ -172,6 +172,8 @@ static void on_job_opened(struct pd_ask *ask)
     note_rank(rpc, request, wire);
     pd_job_spec_fill(&spec, &request->spec, feed);
     spec.arrays = wire->arrays;
+    spec.tokenizer_digest = (ProtobufCBinaryData){.data = (uint8_t *)request->tokenizer.bytes,
+                                                  .len = request->tokenizer.size};
     response.log_id = (char *)pd_log_id(rpc->options.log);
     response.incarnation = rpc->incarnation;
     response.generation = request->generation;

@@ -113,6 +113,12 @@ void push_take_hello(struct push *push, const Packd__V1__Hello *hello)
     if (!ask)
         return;
     struct pd_request_open_stream *request = &ask->of.open_stream;
+    size_t tokenizer = hello->tokenizer_digest.len;
+    if (tokenizer <= sizeof(request->tokenizer.bytes)) { /* else check_hello refuses it */
+        if (tokenizer > 0)
+            memcpy(request->tokenizer.bytes, hello->tokenizer_digest.data, tokenizer);
+        request->tokenizer.size = (uint8_t)tokenizer;
+    }
     const char *source = hello->source[0] ? hello->source : "default";
     if (atomic_load(&push_rpc(push)->draining)) {
         pd_call_fail_draining(&push->call);

@@ -97,6 +97,8 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     packd__v1__job_status__init(out);
     out->spec = pd_arena_take(&report->arena, sizeof(*out->spec));
     pd_job_spec_fill(out->spec, &job->spec, config);
+    out->spec->tokenizer_digest = (ProtobufCBinaryData){.data = (uint8_t *)feed->tokenizer.bytes,
+                                                        .len = feed->tokenizer.size};
     out->name = (char *)job->name;
     out->generation = job->generation;
     out->planned_step = (int64_t)planned - 1;

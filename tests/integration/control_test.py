@@ -218,6 +218,55 @@ class ControlTest(unittest.TestCase):
         got = [sample for batch in batches for sample in batch.samples()]
         self.assertEqual(got, [(("of-default", i, 0), [500 + i] * 33) for i in range(count)])
 
+    def test_tokenizer(self):
+        """The first digest that a producer states is the feed's, for good."""
+        daemon = harness.Daemon(feeds=[FEED], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "silent", samples(1))
+            self.assertEqual(peer.open_job(packd.address).spec.tokenizer_digest, b"")
+            first = peer.Push(packd.address, stream="a", tokenizer_digest=b"\x01\x02")
+            first.welcome()
+            first.close()
+            packd.kill()
+            packd.start()
+            self.assertEqual(peer.open_job(packd.address).spec.tokenizer_digest, b"\x01\x02")
+            self.assertEqual(status_of(packd).jobs[0].spec.tokenizer_digest, b"\x01\x02")
+            for stream, digest in (("a", b"\x01"), ("b", b"\x01\x03")):
+                error = peer.Push(packd.address, stream=stream, tokenizer_digest=digest).fails()
+                self.assertEqual(peer.error_detail(error).reason, "TOKENIZER_MISMATCH")
+                self.assertIn("0102", error.details())
+            push(packd, "silent", samples(1))  # not stated, not checked
+
+    def test_changed_file(self):
+        """What may change in the file acts behind the horizon; what may not is refused, both values named."""
+        daemon = harness.Daemon(feeds=[MIXED], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "w", samples(400), source="web")
+            push(packd, "c", samples(400), source="code")
+            before = harness.wait_for("packs are planned", lambda: status_of(packd).planned_packs)
+            self.mix(packd, web=9, code=1)
+            packd.stop()
+            changed = {**MIXED, "window": 24, "sources": {"web": {"weight": 1}, "code": {"weight": 9}}}
+            for key, value, words in (("seq_len", 128, ("'64'", "'128'")), ("labels", "shifted", ("'unshifted'", "'shifted'")),
+                                      ("merge", "ordered", ("'arrival'",)), ("seed", 5, ("'0'", "'5'")), ("pad_id", 7, ("'0'", "'7'")),
+                                      ("seg_align", 2, ("'1'", "'2'")), ("width", "batch", ("'fixed'", "'batch'"))):
+                packd.config["feeds"] = [{**changed, key: value, **({"streams": ["w", "c"], "sources": {}} if key == "merge" else {})}]
+                with self.assertRaises(AssertionError) as caught:
+                    packd.start()
+                for word in words:
+                    self.assertIn(word, str(caught.exception).rsplit("FIXED", 1)[-1], key)
+                packd.process = None
+            packd.config["feeds"] = [changed]
+            packd.start()
+            self.assertEqual(self.mix(packd, web=1, code=9).record, 0)  # the file's, which is newer
+            packd.kill()
+            packd.start()
+            peer.end_feed(packd.address)
+            order = fetched(packd, "train")
+            self.assertEqual(len(order), 800)
+            later = order[4 * before + 60:4 * before + 300]
+            self.assertAlmostEqual(sum(s == "c" for s, _ in later) / len(later), 0.9, delta=0.07)
+
     def test_packctl(self):
         with harness.Daemon(feeds=[MIXED]) as packd:
             push(packd, "w", samples(20), source="web")

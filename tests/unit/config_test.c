@@ -258,6 +258,7 @@ static void test_rules_across_keys(void **state)
     refused("feeds: [{seq_len: 64, max_segments: 3, pad_segment: 16, fixed_segments: 6}]\n",
             PD_EINVAL, "can have 7 segments (3 of samples");
     accepted("feeds: [{seq_len: 64, max_segments: 3, pad_segment: 16, fixed_segments: 7}]\n");
+    accepted("feeds: [{seq_len: 64, pad_segment: 16, fixed_segments: 7}]\n");
     refused("feeds: [{cost: {alpha: 0, beta: 0}}]\n", PD_EINVAL, "both 0");
     static char deep[100001]; /* quadratic time where depth is not bounded */
     memset(deep, '{', sizeof deep - 1);

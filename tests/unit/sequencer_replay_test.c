@@ -24,6 +24,7 @@ enum event_kind {
     EVENT_END_FEED,
     EVENT_SKIP,    /* of `stream`, from first_seq on, `packs` samples */
     EVENT_MIXTURE, /* the first three of `lengths` */
+    EVENT_RULES,   /* a restart with a file that has other rules: live_of() */
 };
 
 struct event {
@@ -36,6 +37,8 @@ struct event {
 };
 
 struct scenario {
+    struct pd_live_rules first; /* before any EVENT_RULES */
+    bool rules_change;
     bool lanes; /* one a stream, each ended by itself; else one, ended with the feed */
     struct event events[40];
     uint32_t event_count;
@@ -67,8 +70,11 @@ static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
 static void add_change(struct scenario *s, uint64_t *random, bool sources)
 {
     uint32_t stream = seq_below(random, 3);
-    struct event *event =
-        add_event(s, sources && seq_below(random, 2) ? EVENT_MIXTURE : EVENT_SKIP, stream);
+    uint32_t dice = seq_below(random, 3);
+    enum event_kind kind = dice == 0              ? EVENT_RULES
+                           : sources && dice == 1 ? EVENT_MIXTURE
+                                                  : EVENT_SKIP;
+    struct event *event = add_event(s, kind, stream);
     event->packs = 1 + seq_below(random, 20);
     event->first_seq = event->first_seq > 10 ? event->first_seq - seq_below(random, 10) : 0;
     for (int i = 0; i < 3; i++)
@@ -117,6 +123,28 @@ static void open_all(struct seq_case *c, struct seq_stream streams[3])
     assert_int_equal(seq_call(c, &open.base), 0);
 }
 
+static struct pd_live_rules live_of(const struct event *event)
+{
+    return (struct pd_live_rules){
+        .window_samples = 4 * event->lengths[0],
+        .window_bytes = event->lengths[1] > 6 ? 2000 : 1u << 30,
+        .strategy = event->lengths[2] < 7 ? PD_STRATEGY_EXACT : PD_STRATEGY_SEQUENTIAL,
+        .order = event->lengths[1] % 2 ? PD_ORDER_SHUFFLE : PD_ORDER_ARRIVAL,
+        .shuffle_samples = 10 * event->lengths[2],
+        .shuffle_bytes = 1u << 30,
+        .over_length = (enum pd_over_length)(event->lengths[0] % 4)};
+}
+
+/* The file as it was before event `upto`. */
+static void set_file(struct seq_case *c, const struct scenario *scenario, uint32_t upto)
+{
+    struct pd_live_rules live = scenario->first;
+    for (uint32_t i = 0; i < upto; i++)
+        if (scenario->events[i].kind == EVENT_RULES)
+            live = live_of(&scenario->events[i]);
+    pd_live_rules_set(&c->config.feeds[0].rules, &live);
+}
+
 static void play_skip(struct seq_case *c, const struct event *event)
 {
     struct pd_request_skip_samples request = {.base.kind = PD_REQUEST_SKIP_SAMPLES,
@@ -142,6 +170,7 @@ static void play_mixture(struct seq_case *c, const struct event *event)
 static void play(struct seq_case *c, struct seq_stream streams[3], const struct event *event)
 {
     struct pd_request_append answer;
+    struct pd_live_rules live;
     struct seq_block_spec spec = {.first_seq = event->first_seq,
                                   .count = event->count,
                                   .lengths = event->lengths,
@@ -169,6 +198,13 @@ static void play(struct seq_case *c, struct seq_stream streams[3], const struct 
         break;
     case EVENT_MIXTURE:
         play_mixture(c, event);
+        break;
+    case EVENT_RULES:
+        seq_case_stop(c);
+        live = live_of(event);
+        pd_live_rules_set(&c->config.feeds[0].rules, &live);
+        seq_start(c);
+        open_all(c, streams);
         break;
     }
 }
@@ -215,6 +251,7 @@ static void direct_control(struct direct *d, enum pd_control_kind kind, uint64_t
         .kind = kind, .at = at, .packs = event->packs, .lane = event->stream};
     control.from_pack = pd_planner_change_pack(d->planner);
     memcpy(control.weights, event->lengths, 3 * sizeof control.weights[0]);
+    control.rules = live_of(event);
     control.rule = (struct pd_skip_rule){.by_stream = true,
                                          .stream = event->stream,
                                          .first_seq = event->first_seq,
@@ -233,6 +270,8 @@ static void direct_tell(struct direct *d, const struct event *event)
         direct_control(d, PD_CONTROL_SKIP_RULE, at, event);
     if (event->kind == EVENT_MIXTURE)
         direct_control(d, PD_CONTROL_WEIGHTS, at, event);
+    if (event->kind == EVENT_RULES)
+        direct_control(d, PD_CONTROL_RULES, at, event);
     d->streams_ended += event->kind == EVENT_END_STREAM;
     if (event->kind == EVENT_END_FEED || (event->kind == EVENT_END_STREAM && d->streams_ended == 3))
         direct_control(d, PD_CONTROL_END_FEED, at + 1, event);
@@ -325,7 +364,8 @@ static void check_plans(struct seq_case *c, const struct direct *d, bool whole)
         assert_int_equal(pd_log_read_plan_facts(c->reader, 0, k, &facts), 0);
         assert_true(facts.plan_digest == digest);
         assert_int_equal(facts.planner_version, PD_PLANNER_VERSION);
-        assert_true(facts.config_digest == pd_feed_config_digest(&c->config.feeds[0]));
+        if (!d->scenario->rules_change)
+            assert_true(facts.config_digest == pd_feed_config_digest(&c->config.feeds[0]));
     }
     pd_log_reader_end(c->reader);
     assert_true(status.feeds[0].plan_digest == digest);
@@ -387,6 +427,7 @@ static void resume_copy(struct seq_case *copy, const struct scenario *scenario, 
                         const struct direct *direct)
 {
     struct seq_stream streams[3];
+    set_file(copy, scenario, from);
     seq_start(copy);
     open_all(copy, streams);
     for (uint32_t k = from; k < scenario->event_count; k++)
@@ -406,6 +447,9 @@ static void run_variant(enum variant variant, bool far, uint64_t *random)
     make_scenario(&scenario, random, 20, variant == VARIANT_ORDERED || variant == VARIANT_SOURCES,
                   far, variant == VARIANT_SOURCES);
     set_variant(&c, variant, far);
+    scenario.first = pd_live_rules_of(&c.config.feeds[0].rules);
+    for (uint32_t i = 0; i < scenario.event_count; i++)
+        scenario.rules_change |= scenario.events[i].kind == EVENT_RULES;
     direct_run(&direct, &scenario, &c.config.feeds[0].rules);
     assert_true(direct.pack_count > 20);
     seq_case_dir(&c, "plans");
