@@ -21,7 +21,7 @@ static int release(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd
            "silent for idle_release and holds the log no longer\"",
            feed->name, job->spec.name, (unsigned long long)(silent_ns / 1000000000u),
            (unsigned long long)held, (unsigned long long)job->committed);
-    pd_metric_add(PD_M_JOBS_RELEASED, 1);
+    pd_metric_add_feed(PD_F_JOBS_RELEASED, feed->index, 1);
     pd_buf_clear(&seq->body);
     pd_buf_put_u32(&seq->body, job->id);
     job->released = true;

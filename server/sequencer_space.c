@@ -404,7 +404,7 @@ int pd_seq_space_flush(struct pd_sequencer *seq)
             "feed=%s packs=%llu text=\"the log has no room for a whole window, so packs are made "
             "from a short one; raise log.max_bytes, or lower window or window_bytes\"",
             feed->name, (unsigned long long)packs);
-        pd_metric_add(PD_M_LOG_FULL_FLUSHES, 1);
+        pd_metric_add_feed(PD_F_LOG_FULL_FLUSHES, feed->index, 1);
         int rc = pd_seq_flush_write(seq, feed, packs, &error);
         if (seq->group_rc)
             return seq->group_rc;
