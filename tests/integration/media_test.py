@@ -147,6 +147,64 @@ class MediaTest(unittest.TestCase):
         self.ends(block, "BAD_TENSOR", "'state'", "pad_value", before=[image()])
 
 
+def safetensors(path, arrays, metadata=None):
+    """The format, written from its description: length, JSON, bytes."""
+    names = {"int32": "I32", "int64": "I64", "float32": "F32", "uint8": "U8", "bool": "BOOL"}
+    header, body = {}, b""
+    for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
+        data = array.tobytes()
+        header[name] = {"dtype": names[str(array.dtype)], "shape": list(array.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    if metadata is not None:
+        header["__metadata__"] = {"packd": json.dumps(metadata)}
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + body)
+
+
+class DirectoryTest(unittest.TestCase):
+    """packctl push of a directory of samples."""
+
+    def write(self, directory, i, h=1, **span):
+        jpeg = np.arange(10 + i, dtype="uint8")
+        arrays = {"tokens": np.asarray([1, 2] + [PAD] * h + [3] * (1 + i), dtype="int64"),
+                  "pixel_values": np.full((4 * h, 3), i, dtype="float32"), "jpeg": jpeg,
+                  "action": np.ones((2, 3), dtype="float32"), "action_is_pad": np.asarray([0, 1], dtype="bool")}
+        safetensors(os.path.join(directory, f"sample-{i:03}.safetensors"), arrays, {
+            "key": f"k{i}", "weight": 0.5, "merge": 4,
+            "spans": [{"view": "front", "offset": 2, "length": h, "grid": [1, 2 * h, 2], **span}],
+            "tensors": {"pixel_values": {"unit": "patch"}, "jpeg": {"unit": "run", "run_counts": [len(jpeg)], "views": ["front"]},
+                        "action": {"loss": True, "pad_mask": "action_is_pad"}}})
+
+    def test_directory_of_samples(self):
+        with harness.Daemon([{"name": "default", "seq_len": 64, "window": 4, "positions": "mrope", "media_tokens": [PAD]}]) as daemon:
+            directory = harness.scratch()
+            for i in range(5):
+                self.write(directory, i, h=1 + i % 2)
+            self.write(directory, 5, patches=7)
+            done = json.loads(daemon.packctl("--json", "push", "--source", "robot", directory).stdout)
+            self.assertEqual((done["samples"], done["rejected"], done["rejects"]), (6, 1, {"SPAN_GRID": 1}))
+            found = json.loads(daemon.packctl("--json", "log", "verify", os.path.join(daemon.directory, "data")).stdout)
+            self.assertEqual((found["samples"], found["damaged"]), (5, 0))
+            again = json.loads(daemon.packctl("--json", "push", "--source", "robot", directory).stdout)
+            self.assertEqual((again["already"], again["pushed"]), (6, 0))
+
+    def test_files_that_are_no_samples(self):
+        with harness.Daemon([{"name": "default", "seq_len": 64, "window": 4}]) as daemon:
+            path = os.path.join(harness.scratch(), "one.safetensors")
+            good = {"tokens": np.asarray([1, 2, 3], dtype="int32"), "x": np.zeros(2, dtype="float32")}
+            for arrays, metadata, words in (
+                    ({"x": good["x"]}, None, "no tensor 'tokens'"),
+                    (good | {"labels": np.zeros(2, dtype="int32")}, None, "as long as tokens"),
+                    (good, {"spams": []}, "unknown key 'spams'"),
+                    (good, {"tensors": {"x": {"unit": "pixel"}}}, "unit is 'pixel'"),
+                    (good, {"tensors": {"x": {"axis": "token"}}}, "one element per token")):
+                safetensors(path, arrays, metadata)
+                done = daemon.packctl("push", path, check=False)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(words, done.stderr)
+
+
 class DurableMediaTest(unittest.TestCase):
     def test_tensors_survive_a_restart(self):
         with harness.Daemon([{"name": "default", "seq_len": 64, "window": 4}]) as daemon:
