@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from packd import _lib, _ragged, errors
+from packd.media import Filler, Span
 
 _log = logging.getLogger("packd")
 
@@ -50,6 +51,9 @@ def _record(ffi: Any) -> numpy.dtype:
               "loss_mask": ("u8", at("loss_mask")), "has_weight": ("u1", at("has_weight")), "weight": ("f4", at("weight")),
               "key_size": ("u8", at("key", "size")), "key_data": ("u8", at("key", "data")), "group_size": ("u8", at("group", "size")),
               "group_data": ("u8", at("group", "data")), "version": ("u8", at("version"))}
+    for name, _ in ffi.typeof("struct packd_sample").fields:
+        if name in ("tensors", "tensor_count"):
+            fields[name] = ("u8", at(name))
     return numpy.dtype({"names": list(fields), "formats": [f for f, _ in fields.values()], "offsets": [o for _, o in fields.values()],
                         "itemsize": ffi.sizeof("struct packd_sample")})
 
@@ -145,7 +149,7 @@ class Producer:
 
     def put(self, tokens: Any, *, labels: Any = None, loss_mask: Any = None, weight: float | None = None, key: bytes | str | None = None,
             group: bytes | str | None = None, version: int = 0, tensors: Mapping[str, Any] | None = None,
-            spans: Sequence[Any] | None = None, timeout: float | None = None) -> int:
+            spans: Sequence[Span] = (), merge: int = 0, timeout: float | None = None) -> int:
         """Takes one sample (copied) and returns its seq. Waits only while the buffer is full.
 
         Args:
@@ -153,12 +157,12 @@ class Producer:
             labels, loss_mask: one entry a token; they describe token i as a target, unshifted. labels None: the tokens.
             weight: of its targets in the loss, finite and 0 or more; None: 1.
             key, group: at most 255 bytes each; text is stored as UTF-8. version: 0 or more.
-            tensors, spans: named tensors and media spans, where libpackd and the server offer them.
+            tensors: named tensors: arrays of one element a token, or packd.Tensor for everything else. spans: media spans. merge: patches per token of
+                all spans, a square; 0: not checked.
 
-        Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG), LimitExceeded (TOO_LARGE),
-        Timeout (the buffer stayed full), Fenced, Unsupported. Of a failed call nothing was taken.
+        Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, BAD_TENSOR, BAD_SPAN, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG),
+        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced, Unsupported. Of a failed call nothing was taken.
         """
-        self._refuse(tensors=tensors, spans=spans)
         array = _ragged.as_int32("tokens", tokens, 0)
         kept = [array]
         sample = self._ffi.new("struct packd_sample *", {"count": len(array), "version": self._version(version)})
@@ -178,6 +182,11 @@ class Producer:
                 kept.append(_ragged.as_bytes(name, value))
                 cell = getattr(sample, name)
                 cell.size, cell.data = len(kept[-1]), self._ffi.from_buffer("uint8_t[]", kept[-1])
+        if tensors or spans:
+            filler = self._filler()
+            kept.append(filler)
+            filler.spans(sample, spans, merge)
+            filler.tensors(sample, tensors or {}, len(array))
         with self._one:
             self._check_open()
             self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), _lib.milliseconds(timeout, self._timeout))
@@ -185,13 +194,13 @@ class Producer:
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
                  weights: Any = None, keys: Sequence[bytes | str] | None = None, groups: Sequence[bytes | str] | None = None,
-                 versions: Any = None, timeout: float | None = None) -> int:
+                 versions: Any = None, tensors: Mapping[str, Any] | None = None, timeout: float | None = None) -> int:
         """Takes many samples in order and returns the seq of the first.
 
         Args:
             tokens: all samples' tokens in one array, with `lengths` (n entries) or `offsets` (n + 1 entries from 0); or a list of
                 samples, without either.
-            labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings.
+            labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings. tensors: token tensors, laid out as tokens.
             timeout: seconds without any sample being taken.
 
         Raises as put. An error's attribute `taken` says how many were taken before it.
@@ -220,6 +229,12 @@ class Producer:
         for name, given in (("key", keys), ("group", groups)):
             if given is not None:
                 kept.append(self._put_bytes(records, name, given))
+        if tensors:
+            kept.append(self._filler())
+            c = kept[-1].token_tensors(tensors, counts)
+            size = len(tensors) * self._ffi.sizeof("struct packd_tensor")
+            records["tensors"] = int(self._ffi.cast("uintptr_t", c)) + size * numpy.arange(len(counts), dtype="uint64")
+            records["tensor_count"] = len(tensors)
         return self._put_records(records, timeout)
 
     def _put_records(self, records: numpy.ndarray, timeout: float | None) -> int:
@@ -285,11 +300,12 @@ class Producer:
         records[name + "_data"] = self._address(data) + numpy.cumsum(sizes) - sizes
         return data
 
-    def _refuse(self, **given: Any) -> None:
-        for name, value in given.items():
-            if value:
-                raise errors.Unsupported(f"{name}: libpackd {_lib.text(self._ffi, self._lib.packd_version())} does not push them; "
-                                         "leave the argument out", reason="UNSUPPORTED", **self._facts())
+    def _filler(self) -> Filler:
+        if "tensors" not in self._record.names:
+            version = _lib.text(self._ffi, self._lib.packd_version())
+            raise errors.Unsupported(f"libpackd {version} pushes no tensors and no spans; leave them out", reason="UNSUPPORTED",
+                                     **self._facts())
+        return Filler(self._ffi)
 
     def remaining(self, samples: Iterable[Any]) -> Iterator[Any]:
         """`samples`, read from the beginning, without those that the server has from an earlier run of this stream."""
