@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 import weakref
@@ -38,9 +37,9 @@ class Reject(NamedTuple):
     text: str
 
 
-def _shut(lib: Any, pointer: Any, pid: int, callback: Any) -> None:
+def _shut(lib: Any, pointer: Any, forks: int, callback: Any) -> None:
     """Gives up what is not durable and frees; `callback` only has to live until then."""
-    if os.getpid() == pid:
+    if _lib.fork_count() == forks:
         lib.packd_producer_close(pointer, 0, _lib.library()[0].NULL)
 
 
@@ -90,7 +89,7 @@ class Producer:
         self._one = threading.RLock()  # put, flush, end, close: one at a time
         self.server, self.feed, self.stream = _lib.server_address(server), feed, stream
         self._ffi, self._lib = _lib.opening()
-        self._pid, self._record = os.getpid(), _record(self._ffi)
+        self._forks, self._record = _lib.fork_count(), _record(self._ffi)
         texts = {"server": self.server, "token": _lib.server_token(token), "feed": feed, "stream": stream, "source": source,
                  "producer": producer, "content_id": content_id, "log_id": log_id}
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
@@ -99,15 +98,15 @@ class Producer:
         self._closer = self._open(_lib.Options("packd_producer_options", texts, numbers))
 
     def _open(self, options: _lib.Options) -> Any:
-        ffi, lib, pid, rejects = self._ffi, self._lib, self._pid, self._rejects
+        ffi, lib, forks, rejects = self._ffi, self._lib, self._forks, self._rejects
 
         def note(_ctx, reject):
             rejects.append(Reject(reject.seq, reject.count, _lib.text(ffi, reject.reason), _lib.text(ffi, reject.text)))
 
         callback = ffi.callback("void(void *, const struct packd_reject *)", note)
         options.c.on_reject = callback
-        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, pid, callback), self._facts())
-        return weakref.finalize(self, _shut, lib, self._c, pid, callback)
+        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
+        return weakref.finalize(self, _shut, lib, self._c, forks, callback)
 
     def _facts(self) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "stream": self.stream}
@@ -115,8 +114,8 @@ class Producer:
     def _check_open(self) -> None:
         if not self._closer.alive:
             raise errors.Closed(f"producer of stream {self.stream} has been closed", **self._facts())
-        if self._pid != os.getpid():
-            raise errors.Forked(f"producer of stream {self.stream} was opened by process {self._pid}, which forked this one", **self._facts())
+        if self._forks != _lib.fork_count():
+            raise errors.Forked(f"producer of stream {self.stream} was opened before this process was forked", **self._facts())
 
     def _call(self, function: Callable[[int, Any], int], timeout_ms: int) -> None:
         """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
