@@ -7,6 +7,8 @@ With PACKD_FULL: 2,000 streams and 256 ranks.
 import asyncio
 import os
 import resource
+import subprocess
+import sys
 import unittest
 
 import grpc
@@ -60,10 +62,19 @@ class Clients:
             assert message.WhichOneof("what") == "waiting", message
             self.calls.append(call)
 
-    async def close(self):
-        for call in self.calls:
-            call.cancel()
-        await asyncio.gather(*(channel.close() for channel in self.channels))
+    async def open(self):
+        await asyncio.gather(*(self.open_stream(i) for i in range(STREAMS)))
+        opened = await asyncio.to_thread(peer.open_job, self.address, feed="idle", job="ranks", dp_size=RANKS)
+        await asyncio.gather(*(self.open_rank(opened, rank) for rank in range(RANKS)))
+        print("open", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        os._exit(0)  # closing thousands of channels one by one takes this package minutes
+
+
+def run_clients(address):
+    """The clients' process: says "open", and ends with its input, and with it all connections."""
+    raise_descriptor_limit(STREAMS + RANKS + 512)
+    asyncio.run(asyncio.wait_for(Clients(address).open(), 300))
 
 
 def work(address, stream, rounds):
@@ -88,40 +99,48 @@ class Idle(unittest.TestCase):
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.packd.process.pid}/fd"))
 
-    async def run_clients(self):
-        address = self.packd.address
-        await asyncio.to_thread(work, address, "warm", 10)
-        empty, threads, descriptors = self.packd.resident_bytes(), self.threads(), self.descriptors()
-        clients = Clients(address)
-        await asyncio.gather(*(clients.open_stream(i) for i in range(STREAMS)))
-        opened = await asyncio.to_thread(peer.open_job, address, feed="idle", job="ranks", dp_size=RANKS)
-        await asyncio.gather(*(clients.open_rank(opened, rank) for rank in range(RANKS)))
+    def start_clients(self):
+        clients = subprocess.Popen([sys.executable, os.path.abspath(__file__), "clients", self.packd.address], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True)
+        self.addCleanup(clients.kill)
+        self.assertEqual(clients.stdout.readline(), "open\n")
+        return clients
+
+    def check_connected(self, empty, threads, descriptors):
         connected = self.packd.resident_bytes()
         print(f"{STREAMS} streams, {RANKS} ranks: {empty >> 10} KiB before, {connected >> 10} KiB connected, "
               f"{(connected - empty) / (STREAMS + RANKS) / 1024:.1f} KiB each, {threads} and {self.threads()} threads", flush=True)
         self.assertLess(connected - empty, (STREAMS + RANKS) * BYTES_A_CLIENT + SLACK)
         self.assertLessEqual(self.threads(), threads + THREADS_MORE)
         self.assertGreaterEqual(self.descriptors(), descriptors + STREAMS + RANKS - 2)
-        await asyncio.to_thread(work, address, "first", ROUNDS)
+
+    def check_flat(self):
+        work(self.packd.address, "first", ROUNDS)
         settled = self.packd.resident_bytes()
-        await asyncio.to_thread(work, address, "second", 2 * ROUNDS)
+        work(self.packd.address, "second", 2 * ROUNDS)
         later = self.packd.resident_bytes()
         print(f"after {ROUNDS} rounds of work beside them {settled >> 10} KiB, after {3 * ROUNDS} {later >> 10} KiB", flush=True)
         self.assertLess(later, settled + SLACK)
-        self.assertLessEqual(self.threads(), threads + THREADS_MORE)
         metrics = self.packd.metrics()
         self.assertEqual((metrics["packd_push_calls"], metrics["packd_fetch_calls"]), (STREAMS, RANKS))
-        await clients.close()
-        harness.wait_for("descriptors are given back", lambda: self.descriptors() <= descriptors + 4)
-        self.assertLessEqual(self.threads(), threads + THREADS_MORE)
 
     def test_idle(self):
-        raise_descriptor_limit(STREAMS + RANKS + 512)
+        raise_descriptor_limit(STREAMS + RANKS + 512)  # the daemon's too
         feeds = [{"name": name, "seq_len": 256, "window": 16} for name in ("idle", "busy")]
         extra = {"log": {"durability": "process"}, "memory": {"batches": "16MiB"}, "validate": {"fraction": 0}}
         with harness.Daemon(feeds, extra=extra) as self.packd:
-            asyncio.run(self.run_clients())
+            work(self.packd.address, "warm", 10)
+            empty, threads, descriptors = self.packd.resident_bytes(), self.threads(), self.descriptors()
+            clients = self.start_clients()
+            self.check_connected(empty, threads, descriptors)
+            self.check_flat()
+            clients.communicate()
+            harness.wait_for("descriptors are given back", lambda: self.descriptors() <= descriptors + 4)
+            self.assertLessEqual(self.threads(), threads + THREADS_MORE)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    if sys.argv[1:2] == ["clients"]:
+        run_clients(sys.argv[2])
+    else:
+        unittest.main()
