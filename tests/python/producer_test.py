@@ -176,6 +176,10 @@ class ProducerTest(unittest.TestCase):
         with harness.Daemon(feeds=[FEED]) as server:
             with self.assertRaises(KeyError), packd.Producer(server.address, stream="s", content_id="v1") as producer:
                 producer.push(broken())
+            packd.Producer(server.address, stream="t", tokenizer_digest=b"one", vocab_size=500).close()
+            for other in (dict(tokenizer_digest=b"two"), dict(vocab_size=600)):
+                with self.assertRaises(packd.Mismatch):
+                    packd.Producer(server.address, stream="t", **{"tokenizer_digest": b"one", "vocab_size": 500} | other)
             with packd.Producer(server.address, stream="s", content_id="v1") as producer:
                 first = producer.next_seq
                 self.assertLessEqual(first, 120)

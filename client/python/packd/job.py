@@ -77,7 +77,7 @@ class Job:
         prefetch, prefetch_bytes: batches received ahead, and their memory.
         timeout: seconds that open, fetch and commit may take where not told otherwise.
         on_waiting: called inside fetch with `waiting` when what the job waits for changes.
-        on_commit_needed: called inside fetch when the log fills up: save a checkpoint and commit.
+        on_commit_needed: called inside fetch when the log fills up: save a checkpoint of the last step and commit() it, right there.
         memory: where payloads lie; None: libpackd's heap.
 
     Raises:

@@ -64,7 +64,7 @@ class Producer:
         server: host:port or unix:/path; None: $PACKD_SERVER, else 127.0.0.1:7070.
         stream, feed, source: names; source None: "default".
         content_id: what is being read (a digest, a version), at most 255 bytes; another one on an existing stream is refused.
-        vocab_size: refuse tokens from it on; 0: as the feed says.
+        vocab_size, tokenizer_digest (at most 64 bytes): of the tokens pushed; streams of a feed that disagree are refused. 0, empty: not said.
         log_id: the log expected; None: any.
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
@@ -78,7 +78,7 @@ class Producer:
     """
 
     def __init__(self, server: str | None = None, *, stream: str, feed: str = "default", source: str | None = None,
-                 content_id: str | None = None, vocab_size: int = 0, log_id: str | None = None, buffer_bytes: int = 0,
+                 content_id: str | None = None, vocab_size: int = 0, tokenizer_digest: bytes = b"", log_id: str | None = None, buffer_bytes: int = 0,
                  block_bytes: int = 0, linger_ms: int = 0, allow_shifted_looking_labels: bool = False,
                  timeout: float = _lib.DEFAULT_TIMEOUT, token: str | None = None, producer: str | None = None,
                  on_reject: Callable[[Reject], None] | None = None, on_progress: Callable[[dict], None] | None = None,
@@ -95,7 +95,9 @@ class Producer:
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
                    "allow_shifted_looking_labels": bool(allow_shifted_looking_labels),
                    "timeout_ms": max(1, _lib.milliseconds(timeout))}
-        self._closer = self._open(_lib.Options("packd_producer_options", texts, numbers))
+        options = _lib.Options("packd_producer_options", texts, numbers | {"tokenizer_digest_bytes": len(tokenizer_digest)})
+        options.c.tokenizer_digest = options.keep(tokenizer_digest)
+        self._closer = self._open(options)
 
     def _open(self, options: _lib.Options) -> Any:
         ffi, lib, forks, rejects = self._ffi, self._lib, self._forks, self._rejects
