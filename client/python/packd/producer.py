@@ -49,10 +49,8 @@ def _record(ffi: Any) -> numpy.dtype:
     fields = {"tokens": ("u8", at("tokens")), "count": ("u8", at("count")), "labels": ("u8", at("labels")),
               "loss_mask": ("u8", at("loss_mask")), "has_weight": ("u1", at("has_weight")), "weight": ("f4", at("weight")),
               "key_size": ("u8", at("key", "size")), "key_data": ("u8", at("key", "data")), "group_size": ("u8", at("group", "size")),
-              "group_data": ("u8", at("group", "data")), "version": ("u8", at("version"))}
-    for name, _ in ffi.typeof("struct packd_sample").fields:
-        if name in ("tensors", "tensor_count"):
-            fields[name] = ("u8", at(name))
+              "group_data": ("u8", at("group", "data")), "version": ("u8", at("version")),
+              "tensors": ("u8", at("tensors")), "tensor_count": ("u8", at("tensor_count"))}
     return numpy.dtype({"names": list(fields), "formats": [f for f, _ in fields.values()], "offsets": [o for _, o in fields.values()],
                         "itemsize": ffi.sizeof("struct packd_sample")})
 
@@ -162,7 +160,7 @@ class Producer:
                 all spans, a square; 0: not checked.
 
         Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, BAD_TENSOR, BAD_SPAN, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG),
-        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced, Unsupported. Of a failed call nothing was taken.
+        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken.
         """
         array = _ragged.as_int32("tokens", tokens, 0)
         kept = [array]
@@ -184,7 +182,7 @@ class Producer:
                 cell = getattr(sample, name)
                 cell.size, cell.data = len(kept[-1]), self._ffi.from_buffer("uint8_t[]", kept[-1])
         if tensors or spans:
-            filler = self._filler()
+            filler = Filler(self._ffi)
             kept.append(filler)
             filler.spans(sample, spans, merge)
             filler.tensors(sample, tensors or {}, len(array))
@@ -231,7 +229,7 @@ class Producer:
             if given is not None:
                 kept.append(self._put_bytes(records, name, given))
         if tensors:
-            kept.append(self._filler())
+            kept.append(Filler(self._ffi))
             c = kept[-1].token_tensors(tensors, counts)
             size = len(tensors) * self._ffi.sizeof("struct packd_tensor")
             records["tensors"] = int(self._ffi.cast("uintptr_t", c)) + size * numpy.arange(len(counts), dtype="uint64")
@@ -300,13 +298,6 @@ class Producer:
         records[name + "_size"] = sizes
         records[name + "_data"] = self._address(data) + numpy.cumsum(sizes) - sizes
         return data
-
-    def _filler(self) -> Filler:
-        if "tensors" not in self._record.names:
-            version = _lib.text(self._ffi, self._lib.packd_version())
-            raise errors.Unsupported(f"libpackd {version} pushes no tensors and no spans; leave them out", reason="UNSUPPORTED",
-                                     **self._facts())
-        return Filler(self._ffi)
 
     def remaining(self, samples: Iterable[Any]) -> Iterator[Any]:
         """`samples`, read from the beginning, without those that the server has from an earlier run of this stream."""
