@@ -158,7 +158,8 @@ def _plain_field(ffi: Any, value: Any, kind: Any) -> Any:
 def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -> int:
     """call() on a thread of its own, so that the waiting caller sees signals although the C call cannot be cut into slices.
 
-    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and undo() takes back what it
+    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and
+    undo() takes back what it
     made once it has returned 0.
     """
     done, lock, codes, alone = threading.Event(), threading.Lock(), [], []
