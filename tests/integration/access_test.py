@@ -273,7 +273,7 @@ class PrincipalTest(Case):
             self.assertEqual(code_of(lambda: status(made, self.OPERATOR)), CODE.UNAUTHENTICATED)
             self.file("operator", "short")
             packd.process.send_signal(signal.SIGHUP)
-            harness.wait_for("the refusal is told", lambda: "tokens stay as they were" in packd.log())
+            harness.wait_for("the refusal is told", lambda: "reload_failed" in packd.log())
             self.assertEqual(code_of(lambda: status(made, fresh)), CODE.OK)
 
     def test_bad_entries_are_start_errors(self):
