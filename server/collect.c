@@ -142,6 +142,7 @@ static void put_served(struct pd_metrics_writer *writer, const struct pd_collect
     } rows[] = {
         {PD_C_FULL_STEP_REAL, offsetof(struct pd_served_totals, full_step_real_tokens)},
         {PD_C_FULL_STEP_ALL, offsetof(struct pd_served_totals, full_step_positions)},
+        {PD_C_SAVED, offsetof(struct pd_served_totals, saved_positions)},
         {PD_C_OVERLAP, offsetof(struct pd_served_totals, overlap_tokens)},
         {PD_C_LOSS, offsetof(struct pd_served_totals, loss_tokens)},
         {PD_C_SAMPLES, offsetof(struct pd_served_totals, samples)},

@@ -67,6 +67,8 @@
       "Real positions served, without the last, partly filled step of each job.")                  \
     X(PD_C_FULL_STEP_ALL, "packd_full_step_positions_total", "counter", "feed",                    \
       "All positions served, without the last, partly filled step of each job.")                   \
+    X(PD_C_SAVED, "packd_saved_positions_total", "counter", "feed",                               \
+      "Positions that dynamic widths spared against width_bound.")                                 \
     X(PD_C_OVERLAP, "packd_overlap_tokens_total", "counter", "feed",                               \
       "Tokens served a second time because a sample was split.")                                   \
     X(PD_C_LOSS, "packd_loss_tokens_total", "counter", "feed", "Loss targets served.")             \
