@@ -273,6 +273,8 @@ struct pd_feed_status {
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
     struct pd_prune_status *prune; /* NULL: no rule, and nothing lost so far */
+    uint64_t
+        oldest_wall_ns;  /* when the sample longest in the window came; 0 = before this process */
     struct pd_want want; /* what the refill waits for, when it does */
     bool waiting;
     uint64_t waiting_since_ns; /* wall clock */

@@ -3,8 +3,6 @@
  * largest position before it. */
 #include "packer/mrope.h"
 
-#include "base/check.h"
-
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
