@@ -263,7 +263,7 @@ static int open_assignment(struct ctl_plan *plan)
     return CTL_INPUT;
 }
 
-/* What was not written whole is taken away. */
+/* A file that was not written whole is taken away. */
 static int close_assignment(struct ctl_plan *plan, bool whole)
 {
     bool ok = !ferror(plan->assign);
@@ -273,7 +273,9 @@ static int close_assignment(struct ctl_plan *plan, bool whole)
         return CTL_OK;
     if (whole)
         ctl_message("%s: %s", plan->assign_path, strerror(errno));
-    unlink(plan->assign_path);
+    struct stat info;
+    if (stat(plan->assign_path, &info) == 0 && S_ISREG(info.st_mode)) /* never a device */
+        unlink(plan->assign_path);
     return CTL_INPUT;
 }
 
