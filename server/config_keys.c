@@ -149,6 +149,9 @@ static const struct pd_key feed_keys[] = {
          "Width of a batch: seq_len, or what the longest pack of the step or batch needs."),
     FEED("widths", NUMBERS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
          "Widths to round up to, ascending, with width: step or batch."),
+    FEED("width_bound", NUMBER, true, layout.width_bound, 0, PD_SEQ_LEN_MAX, NULL, "0",
+         "A padded job's width, which dynamic widths are compared with in headers and metrics; 0 = "
+         "seq_len."),
     FEED(
         "fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
         "Entries of cu_seqlens in every batch, for compiled models; caps max_segments; 0 = as many "

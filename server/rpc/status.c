@@ -31,6 +31,7 @@ static Packd__V1__ServedPositions *served_of(struct report *report,
     served->tail = totals->tail_tokens;
     served->gap = totals->gap_tokens;
     served->row_padding = totals->row_padding_tokens;
+    served->saved = totals->saved_positions;
     return served;
 }
 
