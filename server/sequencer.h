@@ -259,6 +259,12 @@ struct pd_lane_status {
     uint64_t unplanned_bytes;
     bool ended;
 };
+/* What pruning did, and the names behind its views. */
+struct pd_prune_status {
+    struct pd_prune_stats stats;
+    uint64_t dropped_views; /* that rules name; bit v of view v */
+    char views[PD_VIEWS_MAX][PD_NAME_MAX + 1];
+};
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
@@ -266,6 +272,7 @@ struct pd_feed_status {
     uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
+    struct pd_prune_status *prune; /* NULL: no rule, and nothing lost so far */
     uint64_t
         oldest_wall_ns;  /* when the sample longest in the window came; 0 = before this process */
     struct pd_want want; /* what the refill waits for, when it does */

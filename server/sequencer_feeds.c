@@ -44,6 +44,9 @@ static int set_sources(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
 static int record_settings(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_buf *settings, struct pd_error *error)
 {
+    int rc = pd_seq_settings_names(seq, feed, settings, error);
+    if (rc)
+        return rc;
     struct pd_buf swap = feed->settings;
     feed->settings = *settings;
     *settings = swap;

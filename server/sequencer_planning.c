@@ -263,7 +263,7 @@ static int first_planner(struct pd_seq_feed *feed, struct pd_error *error)
     struct pd_rules rules = feed->config->rules;
     struct pd_live_rules live = pd_live_rules_of(&rules);
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
-    pd_seq_settings_rules(&feed->first_settings, &live);
+    pd_seq_settings_rules(feed, &feed->first_settings, &live);
     pd_live_rules_set(&rules, &live);
     uint32_t count = pd_seq_settings_weights(&feed->first_settings, weights);
     for (uint32_t i = 0; i < count && i < rules.lane_count; i++)

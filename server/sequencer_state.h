@@ -271,11 +271,19 @@ int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
  * writing to the log says. */
 int pd_seq_names_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_block *block,
                         struct pd_error *error) PD_MUST_CHECK;
+/* The same for one view that a rule names. */
+int pd_seq_view_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *name,
+                       struct pd_error *error) PD_MUST_CHECK;
 /* Rows of the tables, in order, for pd_log_scan_rows; ctx is the state. */
 int pd_seq_view_load(void *ctx, uint32_t number, uint32_t view, struct pd_reader row);
 int pd_seq_tensor_load(void *ctx, uint32_t number, uint32_t tensor, struct pd_reader row);
 
 /* ---- sequencer_streams.c ---- */
+
+/* The number of a source label, made when it is new and the feed has no fixed list. PD_EMISMATCH
+ * UNKNOWN_SOURCE, PD_ELIMIT TOO_MANY_SOURCES; what writing to the log says. */
+int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
+                         uint32_t *number, struct pd_error *error) PD_MUST_CHECK;
 
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
 int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
@@ -306,7 +314,12 @@ int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wante
 int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                         struct pd_error *error) PD_MUST_CHECK;
 /* Sets the rules that settings name; the weights of their sources, returns how many there are. */
-void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *live);
+void pd_seq_settings_rules(const struct pd_seq_feed *feed, const struct pd_buf *settings,
+                           struct pd_live_rules *live);
+/* Gives the sources and views that pruning rules name their numbers, before a sample may bring
+ * them. PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_SOURCES; what writing to the log says. */
+int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                          const struct pd_buf *settings, struct pd_error *error) PD_MUST_CHECK;
 uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
                                  uint32_t weights[PD_LANES_WEIGHTED_MAX]);
 /* The control of a RULES record. */

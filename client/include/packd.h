@@ -338,7 +338,7 @@ struct packd_spec {
     uint32_t vocab_size;
     bool mrope;
     char last_step[8]; /* pad | drop */
-    uint64_t max_batch_bytes;
+    uint64_t max_batch_bytes; /* of built-in arrays; images and tensors come on top */
 };
 
 struct packd_job_info {

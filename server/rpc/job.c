@@ -51,6 +51,7 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
     out->pad_segment = layout->pad_segment;
     out->max_segments = layout->segments_max;
     out->fixed_segments = layout->fixed_segments;
+    out->mrope = layout->positions == PD_POSITIONS_MROPE;
     out->max_batch_bytes = pd_layout_payload_max(layout, spec->rows);
     out->vocab_size = feed->vocab_size;
     out->last_step = feed->last_step == PD_LAST_STEP_DROP ? (char *)"drop" : (char *)"pad";
