@@ -117,6 +117,7 @@ static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
            integer(job, "delivered_step"), integer(job, "committed_step"),
            bytes(&s, number(job, "bytes_held")), padding_rate(json_object_get(job, "served")),
            !truth(job, "started")                          ? "not opened yet"
+           : truth(job, "released")                        ? "released (idle)"
            : strcmp(text(spec, "kind"), "JOB_READER") == 0 ? "reader"
            : integer(job, "end_step") >= 0 &&
                    integer(job, "delivered_step") >= integer(job, "end_step")

@@ -59,6 +59,7 @@ struct pd_feed_config {
     struct pd_job_config *jobs; /* owned by the config */
     uint32_t job_count;
     uint64_t max_wait_ns; /* 0 = never flush on idleness */
+    uint64_t idle_release_ns; /* a job silent for so long holds nothing; 0 = never */
     uint64_t plan_ahead_bytes;
     uint32_t log_share;
     uint32_t vocab_size; /* 0 = not checked */

@@ -151,6 +151,9 @@ static const struct pd_key feed_keys[] = {
          "Longest padding segment."),
     FEED("max_wait", DURATION, false, max_wait_ns, 0, 24 * HOUR, NULL, "0",
          "A step that waits longer is completed from a short window; 0 = never flush on idleness."),
+    FEED("idle_release", DURATION, false, idle_release_ns, 0, 8760 * HOUR, NULL, "0",
+         "A job without a call, a delivery or a commit for so long stops holding the log, loudly, "
+         "until it is opened again; 0 = never."),
     FEED("plan_ahead", BYTES, false, plan_ahead_bytes, KIB, 1024 * TIB, NULL, "1GiB",
          "Payload bytes planned past the highest step delivered."),
     FEED("log_share", NUMBER, false, log_share, 1, 1000000, NULL, "1",

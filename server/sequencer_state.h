@@ -8,6 +8,8 @@
  *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_settings.c  settings in the log, which of them may change
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
+ *   sequencer_idle.c      jobs that fall silent
+ *   sequencer_regroup.c   another P
  *   sequencer_skip.c      SkipSteps
  *   sequencer_controls.c  SetMixture, SkipSamples
  *   sequencer_delete.c    DeleteStream, DeleteFeed
@@ -68,7 +70,9 @@ struct pd_seq_commit {
 struct pd_seq_job {
     uint32_t id;
     struct pd_job_spec spec;
-    uint64_t generation, first_pack;
+    uint64_t generation;
+    uint64_t first_step; /* 0, or the step at which it was regrouped: those before it are gone */
+    uint64_t first_pack; /* of that step */
     uint64_t world_first_step; /* where the ranks of the current token began */
     uint64_t world;            /* the generation it began with; SkipSteps raises generation alone */
     struct pd_step_ranges skipped;
@@ -77,11 +81,13 @@ struct pd_seq_job {
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
     uint32_t commit_count;
+    bool released; /* silent for idle_release: holds nothing until it is opened again */
     bool dirty, announce, deleted;
     /* not in the log */
     uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    uint64_t active_ns; /* monotonic: the last sign of life, or the start */
     uint64_t loaded_steps; /* of its world, planned when the log was read: delivered, perhaps */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
@@ -369,6 +375,23 @@ void pd_seq_job_free(struct pd_seq_job *job);
 
 int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
 
+/* Writes the job as it is now as a record, and its row. */
+int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_idle.c ---- */
+
+/* Releases the jobs that have been silent for their feed's idle_release; lowers seq->next_timer_ns. */
+int pd_seq_jobs_idle(struct pd_sequencer *seq, uint64_t now_ns);
+/* A sign of life: a job that was released holds again. */
+int pd_seq_job_alive(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_regroup.c ---- */
+
+/* Gives the job steps of request->spec.step_packs from its last commit on. PD_EMISMATCH REGROUP: not
+ * asked for, or not there. */
+int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
+                   const struct pd_request_open_job *request, struct pd_error *error) PD_MUST_CHECK;
+
 /* ---- sequencer_controls.c ---- */
 
 int pd_seq_set_mixture(struct pd_sequencer *seq, struct pd_request_set_mixture *request);
@@ -459,6 +482,8 @@ int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
                     uint64_t packs, struct pd_error *error) PD_MUST_CHECK;
 /* The lowest step that the job's retained commits can lead back to. */
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
+/* The first step that a commit could still be for: behind the last one, and what is left out. */
+uint64_t pd_seq_job_done(const struct pd_seq_job *job);
 /* The lowest step of the job that is still in the log. */
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The trainer that holds most; NULL: none. */

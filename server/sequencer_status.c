@@ -179,6 +179,8 @@ static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *stat
         copy->generation = job->generation;
         copy->committed = job->committed;
         copy->delivered = job->delivered;
+        copy->released = job->released;
+        copy->first_step = job->first_step;
         copy->first_pack = job->first_pack;
         copy->lowest_step = pd_seq_lowest_step(feed, job);
         pd_seq_job_held(feed, job, &copy->bytes_held, &copy->bytes_per_step);

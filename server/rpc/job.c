@@ -224,6 +224,7 @@ static void open_job(struct pd_call *call, grpc_byte_buffer *buffer)
         memcpy(request->log_id, pd_log_id(call->thread->rpc->options.log), sizeof(request->log_id));
     request->has_resume_step = wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_RESUME_STEP;
     request->resume_step = request->has_resume_step ? wire->resume_step : 0;
+    request->regroup = wire->regroup;
     request->from_start =
         wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_FROM_START && wire->from_start;
     pd_unary_submit(ask);

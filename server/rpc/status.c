@@ -87,7 +87,10 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
                      const struct pd_feed_config *config)
 {
     struct pd_job_steps steps = {
-        .config = config, .first_pack = job->first_pack, .step_packs = job->spec.step_packs};
+        .config = config,
+        .first_step = job->first_step,
+        .first_pack = job->first_pack,
+        .step_packs = job->spec.step_packs};
     uint64_t planned =
         steps.step_packs ? pd_job_steps_planned(&steps, feed->packs_planned, feed->ended) : 0;
 
@@ -108,6 +111,7 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->last_commit_unix_ms = job->committed_wall_ns / 1000000u;
     out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
     out->started = steps.step_packs != 0;
+    out->released = job->released;
 }
 
 static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,
