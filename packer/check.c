@@ -19,11 +19,12 @@
  * sample's bytes is for the server to compare. */
 #include "packer/check.h"
 
+#include "base/digest.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 const char *pd_check_name(enum pd_check check)
 {
@@ -698,7 +699,7 @@ static int check_digests(struct scan *scan, const void *payload)
     for (uint32_t i = 0; i < scan->batch->array_count; i++) {
         const struct pd_array *array = &scan->batch->arrays[i];
         uint64_t digest =
-            XXH3_64bits((const uint8_t *)payload + array->offset_bytes, array->size_bytes);
+            pd_digest((const uint8_t *)payload + array->offset_bytes, array->size_bytes);
         if (array->digest != 0 && array->digest != digest)
             return report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
                           "%.*s has digest %016llx, its bytes give %016llx", PD_ARRAY_NAME_MAX,

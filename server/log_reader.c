@@ -7,6 +7,7 @@
 #include "server/log_internal.h"
 
 #include "base/check.h"
+#include "base/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -363,7 +364,7 @@ static int digest_sample(struct pd_log_reader *reader, const struct column_slice
                          const void *dst, uint64_t *digest)
 {
     if (slice->offset == 0 && slice->bytes == slice->sample_bytes) {
-        *digest = XXH3_64bits(dst, slice->bytes);
+        *digest = pd_digest(dst, slice->bytes);
         return 0;
     }
     XXH3_state_t *hash = XXH3_createState();

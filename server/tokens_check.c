@@ -6,10 +6,11 @@
  * packer/check.h alone (places and counts). Keeps no state. */
 #include "server/tokens_check.h"
 
+#include "base/digest.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 static int differs(const struct pd_segment *segment, uint32_t row, uint64_t position,
                    struct pd_check_finding *finding)
@@ -33,7 +34,7 @@ static int compare(struct pd_log_reader *reader, uint32_t feed_index,
         int rc = pd_log_read_head(reader, feed_index, segment->block, &head);
         if (rc == 0 && segment->index >= head->count)
             rc = PD_ECORRUPT;
-        *same = rc == 0 && XXH3_64bits(served, size_bytes) == head->token_digests[segment->index];
+        *same = rc == 0 && pd_digest(served, size_bytes) == head->token_digests[segment->index];
         return rc;
     }
     int32_t *logged = malloc(size_bytes);
