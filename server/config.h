@@ -36,6 +36,16 @@ struct pd_source_config {
     struct pd_lane_rules lane; /* as configured: passes_max 0 = no limit */
 };
 
+/* Samples of the source lose the view. */
+struct pd_drop_view {
+    char source[PD_NAME_MAX + 1], view[PD_NAME_MAX + 1];
+};
+/* Of videos of the source every n-th frame stays, n > 1. */
+struct pd_keep_frames {
+    char source[PD_NAME_MAX + 1];
+    uint32_t every;
+};
+
 struct pd_feed_config {
     char name[PD_NAME_MAX + 1];
     struct pd_rules rules;         /* what the planner obeys; lanes come from sources or streams */
@@ -49,6 +59,7 @@ struct pd_feed_config {
     struct pd_job_config *jobs; /* owned by the config */
     uint32_t job_count;
     uint64_t max_wait_ns; /* 0 = never flush on idleness */
+    uint64_t idle_release_ns; /* a job silent for so long holds nothing; 0 = never */
     uint64_t plan_ahead_bytes;
     uint32_t log_share;
     uint32_t vocab_size; /* 0 = not checked */
@@ -58,7 +69,10 @@ struct pd_feed_config {
     uint32_t media_token_count; /* 0 = not checked */
     enum pd_balance balance;
     uint64_t balance_bytes;
-    uint32_t drop_views_count; /* sources named under drop_views */
+    struct pd_drop_view *drop_views; /* owned by the config */
+    uint32_t drop_views_count;
+    struct pd_keep_frames *keep_frames; /* owned by the config */
+    uint32_t keep_frames_count;
 };
 
 struct pd_config {
@@ -75,11 +89,11 @@ struct pd_config {
     uint64_t max_sample_bytes;        /* in force, from the next field */
     uint64_t max_sample_wanted_bytes; /* 0 = 64 MiB, or less where ingest or log carry less */
     uint32_t push_calls_max;
-    uint64_t stall_ns;
-    uint64_t drain_ns;        /* grace period of a shutdown, default 30 s */
+    _Atomic uint64_t stall_ns; /* the _Atomic ones change at run time: pd_config_reload */
+    _Atomic uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
     char validate_backend[8]; /* "auto", "cuda", "cpu", "off" */
-    double validate_fraction;
-    double validate_cpu_share;
+    _Atomic double validate_fraction;
+    _Atomic double validate_cpu_share;
     enum pd_on_violation on_violation;
     uint32_t rpc_threads;         /* 0 = one per core, at most 4 */
     uint32_t assemble_threads;    /* 0 = one per core, at most 4 */
@@ -111,6 +125,15 @@ int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
  * copies of the planner's keys); called last, may be repeated. PD_EINVAL names the keys and both
  * values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+/* Takes over into *live, which other threads read, what may change while packd runs; tells of each
+ * key whose value is another one in *fresh: `applied`, or that it needs a restart (`from` and `to`
+ * are "" for keys of many values, "feeds" among them). PD_ENOMEM. */
+typedef void pd_reload_fn(void *ctx, const char *key, const char *from, const char *to,
+                          bool applied);
+int pd_config_reload(struct pd_config *live, const struct pd_config *fresh, pd_reload_fn *tell,
+                     void *ctx) PD_MUST_CHECK;
+/* Whether pd_config_reload takes over a change of this key. */
+bool pd_config_reloads(const char *path);
 /* The effective configuration as YAML that pd_config_load accepts. PD_EIO: the stream failed. */
 int pd_config_print(const struct pd_config *config, FILE *out) PD_MUST_CHECK;
 /* Made from the key table: docs/CONFIGURATION.md; the defaults as a file with a comment to each

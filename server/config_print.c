@@ -109,6 +109,34 @@ static void put_sources(FILE *out, const struct pd_feed_config *feed)
     fputc('}', out);
 }
 
+/* Views of one source stand together. */
+static void put_views(FILE *out, const struct pd_feed_config *feed)
+{
+    fputc('{', out);
+    for (uint32_t i = 0; i < feed->drop_views_count; i++) {
+        const struct pd_drop_view *drop = &feed->drop_views[i];
+        bool first = i == 0 || strcmp(drop[-1].source, drop->source) != 0;
+        if (first) {
+            fputs(i ? "], " : "", out);
+            put_text(out, drop->source);
+        }
+        fputs(first ? ": [" : ", ", out);
+        put_text(out, drop->view);
+    }
+    fputs(feed->drop_views_count ? "]}" : "}", out);
+}
+
+static void put_frames(FILE *out, const struct pd_feed_config *feed)
+{
+    fputc('{', out);
+    for (uint32_t i = 0; i < feed->keep_frames_count; i++) {
+        fputs(i ? ", " : "", out);
+        put_text(out, feed->keep_frames[i].source);
+        fprintf(out, ": %u", feed->keep_frames[i].every);
+    }
+    fputc('}', out);
+}
+
 static void put_keys(const struct printer *printer, const struct pd_key_table *table,
                      const void *base, int indent, const char *first_lead);
 
@@ -158,7 +186,10 @@ static void put_value(const struct printer *printer, const struct pd_key *key, c
         put_numbers(out, key, base);
         break;
     case PD_KEY_VIEWS:
-        fputs("{}", out);
+        put_views(out, base);
+        break;
+    case PD_KEY_FRAMES:
+        put_frames(out, base);
         break;
     default:
         put_scalar(out, key, base);
@@ -237,7 +268,9 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
         fprintf(out, "| `%s` | ", key->path);
         for (const char *c = expected; *c; c++)
             fprintf(out, *c == '|' ? "\\%c" : "%c", *c);
-        fprintf(out, " | `%s` | %s |\n", key->fallback, key->help);
+        fprintf(out, " | `%s` | %s%s |\n", key->fallback, key->help,
+                table == &pd_top_keys && pd_config_reloads(key->path) ? " SIGHUP applies a change."
+                                                                      : "");
     }
     fputc('\n', out);
 }
@@ -253,7 +286,9 @@ int pd_config_reference(FILE *out)
           "KiB, MiB, GiB, TiB (1024) "
           "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` "
           "prints the configuration in force and "
-          "ends.\n\n## The daemon\n\n",
+          "ends.\n\nSIGHUP reads file and environment again: keys marked so take effect at once, "
+          "for any other that differs a log line\n(`reload_ignored`) says that it needs a restart; "
+          "a configuration with an error changes nothing.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
     fputs("## A feed: an entry of `feeds`\n\n"

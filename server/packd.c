@@ -22,6 +22,7 @@
  *
  * It does not know what any part does. */
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "server/collect.h"
@@ -161,12 +162,45 @@ static void begin_end(struct daemon *d, const char *why)
     sem_post(&d->stopper_go);
 }
 
+static void tell_reload(void *ctx, const char *key, const char *from, const char *to, bool applied)
+{
+    unsigned *counts = ctx;
+    counts[applied]++;
+    if (applied)
+        pd_log(PD_LOG_INFO, "reload_applied", "key=%s from=%s to=%s", key, from, to);
+    else
+        pd_log(PD_LOG_WARN, "reload_ignored",
+               "key=%s from=%.200s to=%.200s text=\"needs a restart\"", key, from, to);
+}
+
+/* SIGHUP: the file is small and local, reading it does not keep the loop. */
+static void reload(struct daemon *d)
+{
+    struct pd_config fresh = {0};
+    struct pd_error error = {0};
+    unsigned counts[2] = {0};
+    char state[80];
+    snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+             pd_clock_mono_ns() / 1000);
+    pd_sdnotify(state);
+    int rc = pd_options_config(&d->options, &fresh, &error);
+    if (rc == 0) {
+        if (pd_config_reload(&d->config, &fresh, tell_reload, counts) != 0)
+            rc = pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "no memory to compare it");
+        pd_config_fini(&fresh);
+    }
+    if (rc == 0)
+        pd_log(PD_LOG_INFO, "reloaded", "applied=%u ignored=%u", counts[true], counts[false]);
+    else
+        pd_log(PD_LOG_ERROR, "reload_failed", "text=\"%s\" now=\"as before\"", error.text);
+    pd_sdnotify("READY=1");
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *d = handle->data;
     if (number == SIGHUP) {
-        pd_log(PD_LOG_INFO, "reload",
-               "text=\"nothing can be reloaded yet; restart to apply a changed configuration\"");
+        reload(d);
         return;
     }
     if (d->state == STOPPING) {

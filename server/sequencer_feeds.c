@@ -44,6 +44,9 @@ static int set_sources(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
 static int record_settings(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_buf *settings, struct pd_error *error)
 {
+    int rc = pd_seq_settings_names(seq, feed, settings, error);
+    if (rc)
+        return rc;
     struct pd_buf swap = feed->settings;
     feed->settings = *settings;
     *settings = swap;
@@ -318,7 +321,7 @@ uint64_t pd_seq_waited_pack(const struct pd_seq_feed *feed)
     uint64_t earliest = 0;
     for (uint32_t i = 0; i < feed->job_count; i++) {
         const struct pd_seq_job *job = feed->jobs[i];
-        if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
+        if (job->deleted || job->released || job->spec.kind != PD_JOB_TRAINER)
             continue;
         struct pd_job_steps steps = pd_seq_job_steps(feed, job);
         uint64_t step = job->delivered;

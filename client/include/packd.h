@@ -279,7 +279,8 @@ struct packd_waiting {
     char text[240];
 };
 
-/* The server's hint to save a checkpoint and commit early: the log fills up. */
+/* The server's hint to save a checkpoint and commit early: the log fills up; or, steps_left 0, the
+ * job waits (WAIT_COMMIT) until it does. */
 struct packd_commit_needed {
     bool needed;
     uint64_t steps_left; /* about so many more fit */
@@ -304,6 +305,9 @@ struct packd_job_options {
     uint32_t segment_multiple; /* 2 x context-parallel x tensor-parallel size; 0: 1 */
     uint32_t commit_every;     /* steps between commits, as intended; 0: not stated */
     bool regroup;              /* accept another step_packs, at the last commit */
+    /* For training that saves no checkpoints: dp_rank 0 commits, inside next, what lies so many steps
+     * behind the last one returned whole. 0: not. A run that ends goes on at most so far back. */
+    uint32_t auto_commit;
     enum packd_kind kind;
     enum packd_arrays arrays;
     enum packd_labels labels; /* what the trainer expects */
@@ -313,7 +317,8 @@ struct packd_job_options {
     uint32_t prefetch_batches; /* received ahead of next(); 0: 2 */
     size_t prefetch_bytes;     /* and at most so many bytes of them, but one batch; 0: 1 GiB */
     int64_t timeout_ms;        /* 0: 60,000 */
-    /* Called inside next when the reason of a wait changes, and for a CommitNeeded. NULL: not. */
+    /* Called inside next when the reason of a wait changes, and when a commit is needed; they may
+     * call packd_job_commit. NULL: not. */
     void (*on_waiting)(void *ctx, const struct packd_waiting *waiting);
     void (*on_commit_needed)(void *ctx, const struct packd_commit_needed *needed);
     void *ctx;
@@ -338,7 +343,7 @@ struct packd_spec {
     uint32_t vocab_size;
     bool mrope;
     char last_step[8]; /* pad | drop */
-    uint64_t max_batch_bytes;
+    uint64_t max_batch_bytes; /* of built-in arrays; images and tensors come on top */
 };
 
 struct packd_job_info {
