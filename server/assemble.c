@@ -41,6 +41,7 @@ struct pd_assembler {
     struct pd_bodies bodies;
     struct pd_error damage; /* what the bodies found */
     struct pd_batch batch;
+    struct pd_width_report width;
     struct pd_batch_key key;
     uint32_t max_seqlen_real, max_seqlen_padded;
     size_t header_bytes;
@@ -509,6 +510,7 @@ static int finish_header(struct pd_assembler *a, const struct pd_assemble_order 
         .rules = &a->rules,
         .batch = &a->batch,
         .media = &a->media,
+        .width = &a->width,
         .step_totals = &facts->totals,
         .max_seqlen_real = a->max_seqlen_real,
         .max_seqlen_padded = a->max_seqlen_padded,
@@ -549,6 +551,8 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
     if (rc != 0)
         return bodies_failed(a, rc, error);
     megatron_longest(a, rows, width);
+    pd_width_report_make(&a->rules, a->rules.width_bound, order->feed->layout.cost, &a->batch,
+                         a->rows, &a->width);
     rc = table_read(a, order->key.feed_index, error);
     if (rc == 0)
         rc = finish_header(a, order, facts, error);
@@ -661,6 +665,7 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     }
     ready->key = a->key;
     ready->batch = a->batch;
+    ready->saved_positions = a->width.saved_positions;
     ready->payload = payload;
     ready->header = header;
     ready->header_bytes = a->header_bytes;

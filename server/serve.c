@@ -520,6 +520,7 @@ static void count_first(struct pd_served_totals *totals, const struct pd_box *bo
     totals->tail_tokens += batch->tail_tokens;
     totals->row_padding_tokens += batch->row_padding_tokens;
     totals->overlap_tokens += batch->totals.overlap_tokens;
+    totals->saved_positions += box->ready.saved_positions;
     totals->samples += batch->totals.samples;
     totals->segments += batch->real_segment_count;
     totals->loss_tokens += batch->totals.loss_tokens;
