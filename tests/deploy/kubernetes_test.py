@@ -167,7 +167,7 @@ class KubernetesTest(unittest.TestCase):
             packd = packd_of(template)
             mounts = {m["mountPath"] for m in packd["volumeMounts"] if not m.get("readOnly")}
             self.assertTrue(any(config["log"]["path"].startswith(m) for m in mounts), path)
-            listeners = [entry if isinstance(entry, str) else entry["address"] for entry in config["listen"]]
+            listeners = config["listen"] + config.get("listen_admin", []) + config.get("listen_health", [])
             for listener in listeners:
                 if listener.startswith("unix:"):
                     self.assertIn(os.path.dirname(listener.removeprefix("unix:")), mounts, path)
