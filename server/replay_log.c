@@ -75,9 +75,8 @@ static int split(struct file *file, const char *name, struct pd_error *error)
         record->a = pd_reader_u64(&reader);
         record->b = pd_reader_u64(&reader);
         record->size = pd_reader_u64(&reader);
-        record->data = record->size <= pd_reader_left(&reader)
-                           ? pd_reader_bytes(&reader, record->size)
-                           : NULL;
+        record->data =
+            record->size <= pd_reader_left(&reader) ? pd_reader_bytes(&reader, record->size) : NULL;
         if (!record->data)
             return pd_error_set(error, PD_ECORRUPT, "REPRO", "%s is cut short", name);
     }
@@ -303,8 +302,6 @@ void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies
 {
     (void)feed;
     reader->error = error;
-    *bodies = (struct pd_bodies){.ctx = reader,
-                                 .tokens = bodies_tokens,
-                                 .labels = bodies_labels,
-                                 .loss = bodies_loss};
+    *bodies = (struct pd_bodies){
+        .ctx = reader, .tokens = bodies_tokens, .labels = bodies_labels, .loss = bodies_loss};
 }
