@@ -10,8 +10,10 @@
 #include "server/config_keys.h"
 
 #include <ctype.h>
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* the state's size */
 #include <xxhash.h>
 
 #define SAMPLE_BYTES (64ull << 20)
@@ -312,55 +314,70 @@ const struct pd_feed_config *pd_config_feed(const struct pd_config *config, cons
 
 /* "path=value;" of every key that shapes batches; lists in order. A new key changes the digest of
  * every feed: that is meant, since it may change what a feed's configuration means. */
-static void put_pair(struct pd_buf *buf, const struct pd_key *key, const void *base)
+static void hash_u32(XXH3_state_t *state, uint32_t value)
+{
+    value = htole32(value);
+    XXH3_64bits_update(state, &value, sizeof value);
+}
+
+/* varint length, then the bytes */
+static void hash_string(XXH3_state_t *state, const char *text)
+{
+    uint8_t bytes[10];
+    struct pd_buf length = {.data = bytes, .capacity_bytes = sizeof bytes};
+    pd_buf_put_varint(&length, strlen(text));
+    XXH3_64bits_update(state, length.data, length.size_bytes);
+    XXH3_64bits_update(state, text, strlen(text));
+}
+
+static void hash_pair(XXH3_state_t *state, const struct pd_key *key, const void *base)
 {
     char value[80];
     pd_key_text(key, base, value, sizeof value);
-    pd_buf_put(buf, key->path, strlen(key->path));
-    pd_buf_put_string(buf, value, strlen(value));
+    XXH3_64bits_update(state, key->path, strlen(key->path));
+    hash_string(state, value);
 }
 
-static void put_several(struct pd_buf *buf, const struct pd_key *key,
-                        const struct pd_feed_config *feed)
+static void hash_several(XXH3_state_t *state, const struct pd_key *key,
+                         const struct pd_feed_config *feed)
 {
-    pd_buf_put(buf, key->path, strlen(key->path));
+    XXH3_64bits_update(state, key->path, strlen(key->path));
     if (key->kind == PD_KEY_STREAMS) {
-        pd_buf_put_u32(buf, feed->stream_count);
+        hash_u32(state, feed->stream_count);
         for (uint32_t i = 0; i < feed->stream_count; i++)
-            pd_buf_put_string(buf, feed->streams[i], strlen(feed->streams[i]));
+            hash_string(state, feed->streams[i]);
     } else if (key->kind == PD_KEY_SOURCES) {
-        pd_buf_put_u32(buf, feed->source_count);
+        hash_u32(state, feed->source_count);
         for (uint32_t i = 0; i < feed->source_count; i++) {
-            pd_buf_put_string(buf, feed->sources[i].name, strlen(feed->sources[i].name));
+            hash_string(state, feed->sources[i].name);
             for (size_t k = 0; k < pd_source_keys.count; k++)
-                put_pair(buf, &pd_source_keys.keys[k], &feed->sources[i]);
+                hash_pair(state, &pd_source_keys.keys[k], &feed->sources[i]);
         }
     } else if (key->kind == PD_KEY_NUMBERS) {
         uint32_t count;
         const uint32_t *numbers = pd_key_numbers(key, feed, &count);
-        pd_buf_put_u32(buf, count);
+        hash_u32(state, count);
         for (uint32_t i = 0; i < count; i++)
-            pd_buf_put_u32(buf, numbers[i]);
+            hash_u32(state, numbers[i]);
     } else {
         PD_CHECK(key->kind == PD_KEY_VIEWS);
-        pd_buf_put_u32(buf, feed->drop_views_count);
+        hash_u32(state, feed->drop_views_count);
     }
 }
 
+/* Takes no memory: a start that lacks it must be able to say so. */
 uint64_t pd_feed_config_digest(const struct pd_feed_config *feed)
 {
-    struct pd_buf buf = {0};
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
     for (size_t i = 0; i < pd_feed_keys.count; i++) {
         const struct pd_key *key = &pd_feed_keys.keys[i];
         if (!key->shapes_batches)
             continue;
         if (pd_key_is_scalar(key))
-            put_pair(&buf, key, feed);
+            hash_pair(&state, key, feed);
         else
-            put_several(&buf, key, feed);
+            hash_several(&state, key, feed);
     }
-    PD_CHECK(!buf.failed);
-    uint64_t digest = XXH3_64bits(buf.data, buf.size_bytes);
-    pd_buf_fini(&buf);
-    return digest;
+    return XXH3_64bits_digest(&state);
 }

@@ -491,7 +491,9 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     log->max_bytes = options->max_bytes;
     log->durability = options->durability;
     log->path = strdup(options->path);
-    int rc = log->path ? make_directory(log->path, error) : PD_ENOMEM;
+    int rc = log->path
+                 ? make_directory(log->path, error)
+                 : pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory opening the log");
     if (!rc)
         rc = take_lock(log, error);
     if (!rc)

@@ -45,6 +45,7 @@ void pd_log_abort(struct pd_log *log)
         log->next_position = log->committed_position;
 }
 
+/* A write that the disk took in part is EIO from LMDB. */
 static bool disk_is_full(const struct pd_log *log)
 {
     struct statvfs fs;
@@ -56,7 +57,7 @@ static bool disk_is_full(const struct pd_log *log)
 
 static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)
 {
-    bool full = (rc == EIO || rc == ENOSPC || rc == EDQUOT) && disk_is_full(log);
+    bool full = rc == ENOSPC || rc == EDQUOT || (rc == EIO && disk_is_full(log));
     log->txn = NULL; /* LMDB has aborted it */
     pd_log_abort(log);
     if (full)

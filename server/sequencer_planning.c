@@ -131,8 +131,8 @@ static int supply_init(struct pd_sequencer *seq, struct pd_seq_feed *feed)
     supply->log = seq->log;
     supply->feed = feed->number;
     supply->limit = UINT64_MAX;
-    supply->lane_count = feed->lane_count;
     supply->lanes = calloc(feed->lane_count, sizeof *supply->lanes);
+    supply->lane_count = supply->lanes ? feed->lane_count : 0;
     return supply->lanes ? 0 : PD_ENOMEM;
 }
 

@@ -41,19 +41,23 @@ apt_packages() {
   rm -f "$log"
 }
 
-# Python packages that only tests use and Debian lacks.
+# A virtual environment with packages that only tests use and Debian lacks.
 python_packages() {
-  local venv=${PACKD_VENV:-$HOME/.cache/packd/venv} log
+  local venv=$1 log
+  shift
   [ ! -e "$venv/complete" ] || return 0
   log=$(mktemp)
-  if { rm -rf "$venv" && python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check kubernetes-validate==1.37.0; } >"$log" 2>&1; then
+  if { rm -rf "$venv" && python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check "$@"; } >"$log" 2>&1; then
     touch "$venv/complete"
   else
     tail -n 3 "$log" >&2
-    echo "setup: no Python packages from PyPI: the tests that need them will be skipped" >&2
+    echo "setup: no $* from PyPI: the tests that need them will be skipped" >&2
   fi
   rm -f "$log"
 }
 
 apt_packages
-[ "${1:-build}" = build ] || python_packages
+venv=${PACKD_VENV:-$HOME/.cache/packd/venv}
+[ "${1:-build}" = build ] || python_packages "$venv" kubernetes-validate==1.37.0
+# The trainers' packages as they are today, beside Debian's: tests/python/current_test.py. About 6 GB.
+[ "${1:-build}" != full ] || python_packages "$venv-trainers" numpy cffi torch torchdata jax pyarrow datasets

@@ -8,7 +8,8 @@ import torch
 
 import models
 import packd
-from packd import adapters, testing
+import packd.torch
+from packd import adapters, testing, verify
 from packd.adapters import flash_attn, flex, trl, zigzag
 
 torch.set_num_threads(1)
@@ -201,6 +202,15 @@ class KeysTest(unittest.TestCase):
         self.assertEqual(mask["tokens"].dtype, torch.int64)
         self.batch["tokens"].flags.writeable = False
         self.assertNotEqual(adapters.get("sdpa")(self.batch)["tokens"].data_ptr(), self.batch["tokens"].ctypes.data)
+
+    def test_batches_of_tensors(self):
+        held = packd.torch.TensorBatch.of(self.batch)
+        for name in adapters.names():
+            first, second = adapters.get(name)(held, framework="numpy"), adapters.get(name)(self.batch, framework="numpy")
+            self.assertEqual(str(first), str(second), name)
+        self.assertEqual(trl.rows(held), trl.rows(self.batch))
+        self.assertEqual(flex.rows(held).tolist(), flex.rows(self.batch).tolist())
+        self.assertEqual(verify.structure(held), [])
 
     def test_mrope_positions(self):
         positions = numpy.stack([self.batch["positions"] + k for k in range(3)]).astype("int32")

@@ -21,6 +21,12 @@ except ImportError as error:
     torch = None
     print(f"SKIP: torch_test: {error}")
 
+try:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+except ImportError:
+    StatefulDataLoader = None
+    print("SKIP: torch_test: StatefulDataLoader: torchdata is not installed")
+
 FEED = {"name": "default", "seq_len": 64, "window": 32}
 COUNT = 200
 
@@ -221,6 +227,18 @@ def first_step(data, **more):
         return f"{type(error).__name__} {error}"
 
 
+def stateful(address, num_workers):
+    """Batches before and behind a state taken from a StatefulDataLoader, which knows of workers what it has handed out."""
+    loader = StatefulDataLoader(packd.torch.PackedDataset(address, job="stateful", rows=2), batch_size=None, num_workers=num_workers)
+    batches = iter(loader)
+    before = first_tokens([next(batches) for _ in range(5)])
+    state = loader.state_dict()
+    del batches
+    loader = StatefulDataLoader(packd.torch.PackedDataset(address, job="stateful", rows=2), batch_size=None, num_workers=num_workers)
+    loader.load_state_dict(state)
+    return before + first_tokens(loader)
+
+
 def in_workers(address):
     """Everything with workers, told as a dict. It runs in a process that has not used libpackd and lets DataLoader fork it."""
     found = {}
@@ -235,6 +253,8 @@ def in_workers(address):
         found["state"] = error.reason
     found["two"] = first_step(data, num_workers=2)
     found["pinned"] = first_step(packd.torch.PackedDataset(address, job="pinned", pin_memory=True), num_workers=1)
+    if StatefulDataLoader:
+        found["stateful"] = stateful(address, num_workers=1)
     data.commit(batch.step)  # the first use of libpackd here
     with packd.Job(address, job="worker", rows=2) as job:
         found["committed"] = job.info["committed_step"]
@@ -286,6 +306,13 @@ class WorkerTest(unittest.TestCase):
         self.assertEqual(self.found["last"], (last, last, "s"))
         self.assertEqual(self.found["state"], "STATE_IN_WORKER")
         self.assertEqual(self.found["committed"], last)
+
+    @unittest.skipIf(StatefulDataLoader is None, "torchdata is not installed")
+    def test_stateful_data_loader(self):
+        with packd.Job(self.server.address, job="plain", rows=2, start="first") as job:
+            plain = [(batch.step, batch.micro, int(batch["tokens"].sum())) for batch in job]
+        self.assertEqual(self.found["stateful"], plain)
+        self.assertEqual(stateful(self.server.address, num_workers=0), plain)
 
     def test_what_workers_cannot_do(self):
         self.assertIn("num_workers=2: each worker would be given the same", self.found["two"])

@@ -133,6 +133,9 @@ int seq_case_start(struct seq_case *c, struct pd_error *error)
     if (!rc)
         rc = pd_log_reader_new(c->log, &c->reader, error);
     if (rc) {
+        pd_sequencer_stop(c->seq);
+        pd_sequencer_free(c->seq);
+        c->seq = NULL;
         pd_log_close(c->log);
         c->log = NULL;
     }

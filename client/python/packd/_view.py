@@ -7,7 +7,7 @@ child made by fork leaves the parent's batches alone.
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy
@@ -25,6 +25,11 @@ _TOTALS = ("real_tokens", "tail_padding", "gap", "row_padding", "overlap_tokens"
            "loss_tokens", "loss_weight")
 _DELIVERY = ("incarnation", "generation", "verdict", "planned_unix_ms", "built_unix_ms", "validated_unix_ms", "sent_unix_ms", "builds", "first")
 _C_COLUMNS = {"loss_weight": "loss_weights"}
+
+
+@lru_cache(256)
+def _name(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 class _Memory:
@@ -68,8 +73,9 @@ def _names_column(ffi: Any, indexes: Any, count: int, names: list[str], _owner: 
     return [names[at] for at in indexes[0:count]] if indexes else [names[0] if names else "default"] * count
 
 
-def _samples(ffi: Any, batch: Any, owner: Any) -> Samples:
-    table = batch.samples
+def _samples(ffi: Any, batch: Any) -> Samples:
+    """Columns, each made when it is looked at; `batch` is what keeps their memory."""
+    table, owner = batch.samples, batch
     streams = [_lib.text(ffi, name) for name in table.streams[0:table.stream_names]]
     sources = [_lib.text(ffi, name) for name in table.sources[0:table.source_names]]
     columns: dict[str, Any] = {}
@@ -85,7 +91,7 @@ def _samples(ffi: Any, batch: Any, owner: Any) -> Samples:
     return Samples(table.count, columns)
 
 
-def _header(ffi: Any, batch: Any, owner: Any) -> dict[str, Any]:
+def _header(ffi: Any, batch: Any) -> dict[str, Any]:
     header: dict[str, Any] = {name: getattr(batch, name) for name in _NUMBERS}
     header["feed"], header["job"] = _lib.text(ffi, batch.feed), _lib.text(ffi, batch.job)
     header["label_convention"] = LABELS.get(batch.labels, "unshifted")
@@ -93,7 +99,7 @@ def _header(ffi: Any, batch: Any, owner: Any) -> dict[str, Any]:
     header["packs"] = list(batch.packs[0:batch.rows])
     header["batch_totals"] = _totals(ffi, batch.batch_totals)
     header["step_totals"] = _totals(ffi, batch.step_totals)
-    header["samples"] = _samples(ffi, batch, owner)
+    header["samples"] = _samples(ffi, batch)
     delivery = {name: getattr(batch.delivery, name) for name in _DELIVERY}
     delivery["backend"], delivery["device"] = _lib.text(ffi, batch.delivery.backend), _lib.text(ffi, batch.delivery.device)
     header["delivery"] = delivery
@@ -106,8 +112,8 @@ def batch_of(ffi: Any, lib: Any, pointer: Any, hooks: Any = None) -> Batch:
     payload = _array(ffi, owner.payload, owner.payload_bytes, "uint8", owner)
     arrays, dtypes = {}, {}
     for array in owner.arrays[0:owner.array_count]:
-        name, dtype = _lib.text(ffi, array.name), DTYPES[array.dtype]
-        shape = tuple(array.shape[0:array.ndim])
-        arrays[name] = payload[array.offset:array.offset + array.bytes].view(NUMPY_DTYPES[dtype]).reshape(shape)
+        name, dtype = _name(ffi.string(array.name)), DTYPES[array.dtype]
+        shape, offset = tuple(array.shape[0:array.ndim]), array.offset
+        arrays[name] = payload[offset:offset + array.bytes].view(NUMPY_DTYPES[dtype]).reshape(shape)
         dtypes[name] = dtype
-    return Batch(arrays, _header(ffi, owner, owner), dtypes=dtypes, payload=payload)
+    return Batch(arrays, partial(_header, ffi, owner), dtypes=dtypes, payload=payload)

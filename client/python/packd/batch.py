@@ -21,7 +21,7 @@ rows of padding alone:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy
@@ -147,12 +147,19 @@ class Batch:
 
     # Not a collections.abc.Mapping: torch's default_convert takes those apart and would drop the header.
 
-    def __init__(self, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any], *, dtypes: Mapping[str, str] | None = None,
-                 payload: numpy.ndarray | None = None):
+    def __init__(self, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | Callable[[], dict[str, Any]], *,
+                 dtypes: Mapping[str, str] | None = None, payload: numpy.ndarray | None = None):
         self._arrays = dict(arrays)
-        self.header = dict(header)
+        self._header = header if callable(header) else dict(header)
         self.dtypes = dict(dtypes) if dtypes is not None else {name: a.dtype.name for name, a in self._arrays.items()}
         self.payload = payload
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the arrays are; see the class. Made when it is first looked at."""
+        if callable(self._header):
+            self._header = self._header()
+        return self._header
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | None = None) -> Batch:

@@ -23,24 +23,21 @@ from packd.batch import NUMPY_DTYPES, Batch
 from packd.job import Job
 
 STATE_VERSION = 1
-_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}  # where torch has no unsigned type: the same bits
+_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}  # torch can do little with unsigned types: the same bits
 
 
 def _torch_dtype(name: str) -> torch.dtype:
-    return getattr(torch, name, None) or getattr(torch, _SIGNED[name])
+    return getattr(torch, _SIGNED.get(name, name))
 
 
 def _tensor(array: Any, dtype: str) -> torch.Tensor:
     """The array as a tensor over the same memory."""
-    try:
-        tensor = torch.from_numpy(array)
-    except TypeError:
-        tensor = torch.from_numpy(array.view(_SIGNED[array.dtype.name]))
-    return tensor.view(_torch_dtype(dtype)) if tensor.dtype != _torch_dtype(dtype) else tensor
+    tensor = torch.from_numpy(array.view(_SIGNED[array.dtype.name]) if array.dtype.name in _SIGNED else array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """The batch's arrays as tensors over the same memory; unsigned types that this torch lacks as signed ones of the same bits."""
+    """The batch's arrays as tensors over the same memory; unsigned types wider than a byte as signed ones of the same bits."""
     return {name: _tensor(array, batch.dtypes[name]) for name, array in batch.items()}
 
 

@@ -23,11 +23,17 @@ from packd.errors import InvalidArgument, Mismatch
 IGNORE = -100  # a label without loss
 
 
+def plain(batch: Any) -> Batch:
+    """The packd.Batch in whatever holds one (packd.torch.TensorBatch), over the same memory where that is the CPU's."""
+    return batch if isinstance(batch, Batch) else batch.numpy()
+
+
 class View:
     """A batch as adapters read it: labels and weights in one convention, weights folded away where there is no key for them."""
 
     def __init__(self, batch: Batch, labels: str | None, carries_weights: bool):
-        self.batch, self.header = batch, batch.header
+        self.batch = batch = plain(batch)
+        self.header = batch.header
         self.rows, self.width = batch["tokens"].shape
         self.total = self.rows * self.width
         self.labels_as = labels or self.header["label_convention"]
@@ -121,7 +127,7 @@ class Adapter:
         Mismatch: labels of the other convention with convert=False; weights that no key would carry. InvalidArgument: an extra
         that the batch does not have, a cp_size that does not divide the segments.
         """
-        extras = tuple(extras)
+        extras, batch = tuple(extras), plain(batch)
         self._check_labels(batch, convert)
         carries = self.weights or "loss_weight" in extras
         if not carries:
@@ -148,6 +154,7 @@ class Adapter:
 
     def indices(self, batch: Batch, cp_size: int, cp_rank: int) -> numpy.ndarray:
         """Positions of the flattened batch that a context-parallel rank holds, in its order; int64 [T / cp_size]."""
+        batch = plain(batch)
         if self.cp == "row":
             return zigzag.rows(*batch["tokens"].shape, cp_size, cp_rank)
         return zigzag.segments(batch[self.cp_boundaries], cp_size, cp_rank)

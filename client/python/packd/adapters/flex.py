@@ -30,7 +30,7 @@ from packd.batch import Batch
 def document_ids(batch: Batch) -> numpy.ndarray:
     """int32 [T]: one number for each run of positions that belong together."""
     view = View(batch, None, True)
-    slots, real = view.slots(), batch["segment_ids"].reshape(-1) > 0
+    slots, real = view.slots(), view["segment_ids"].reshape(-1) > 0
     begins = numpy.ones(view.total, bool)
     begins[1:] = (slots[1:] != slots[:-1]) | (real[1:] != real[:-1])
     return (numpy.cumsum(begins) - 1).astype("int32")
@@ -46,7 +46,7 @@ def build(view: View) -> dict[str, Any]:
 
 def rows(batch: Batch) -> numpy.ndarray:
     """int32 [R, W]: document ids, from 0 in each row."""
-    ids = document_ids(batch).reshape(batch["tokens"].shape)
+    ids = document_ids(batch).reshape(tuple(batch["tokens"].shape))
     return ids - ids[:, :1]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from packd.adapters.common import Adapter, View, int64
+from packd.adapters.common import Adapter, View, int64, plain
 from packd.batch import Batch
 
 
@@ -25,7 +25,8 @@ def build(view: View) -> dict[str, Any]:
 
 def rows(batch: Batch) -> list[dict[str, list[int]]]:
     """input_ids, labels, seq_lengths of each row, as TRL's collator takes them. Mismatch: as the adapter."""
-    ADAPTER(batch, framework="numpy")
+    batch = plain(batch)
+    ADAPTER(batch, framework="numpy")  # refuses what it must
     view = View(batch, "unshifted", False)
     labels, lengths = view.labels(), numpy.diff(batch["cu_seqlens"])
     row_of = batch["cu_seqlens"][:-1] // view.width

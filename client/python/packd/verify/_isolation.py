@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 
+from packd.adapters.common import plain
 from packd.batch import Batch
 from packd.errors import Error, InvalidArgument
 from packd.verify import _outputs as outputs
@@ -134,6 +135,7 @@ def isolation(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float
     alone_samples: how many samples are run alone. max_pairs: leaking pairs to name. check: False returns the report in any case.
     InvalidArgument: fewer than two samples, an output without one entry a position.
     """
+    batch = plain(batch)
     run = _Run(forward, batch, tolerance, Changer(batch, vocab_size, frozen, seed))
     report = run.report
     base = run.base

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from packd.adapters.common import plain
 from packd.batch import Batch
 from packd.errors import Error
 from packd.verify._outputs import by_position
@@ -59,6 +60,7 @@ def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e
     labels, [T], [1, T] or [R, W], which are then multiplied by loss_weight here, and compared sample by sample as well.
     tolerance: relative, of the sum. check: False returns the report in any case.
     """
+    batch = plain(batch)
     packed, by_token = _total(forward(batch), batch)
     samples, wrong = [], []
     for place in places(batch):

@@ -25,6 +25,7 @@ from typing import Any
 import numpy
 
 from packd.adapters import flash_attn
+from packd.adapters.common import plain
 from packd.batch import Batch
 from packd.errors import Error, InvalidArgument
 from packd.verify._structure import structure
@@ -78,6 +79,7 @@ def probe(attn_fn: Callable[..., Any], batch: Batch, *, causal: bool = True, hea
     "numpy"; None: torch where it can be imported. check: False returns the report in any case.
     InvalidArgument: an output of another shape, a head_dim too small for so many segments.
     """
+    batch = plain(batch)
     call = _Call(attn_fn, batch, causal, (heads, head_dim), dtype, device, framework)
     report = ProbeReport(*batch["tokens"].shape, structure=structure(batch))
     expected = _Expected(batch, causal)

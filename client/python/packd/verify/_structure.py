@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 
+from packd.adapters.common import plain
 from packd.batch import Batch
 
 IGNORE = -100
@@ -11,6 +12,7 @@ IGNORE = -100
 
 def structure(batch: Batch) -> list[str]:
     """The broken rules, each with the first place; empty for a good batch. O(T), no model, no server."""
+    batch = plain(batch)
     broken = _boundaries(batch)
     if broken:  # what follows reads segments
         return broken
