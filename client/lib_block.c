@@ -42,6 +42,7 @@ void pd_client_block_unref(void *pointer)
                                    &block->group_data,  &block->versions,  &block->head};
     for (size_t i = 0; i < PD_COUNT_OF(bufs); i++)
         pd_buf_fini(bufs[i]);
+    pd_client_media_free(block->media);
     free(block);
 }
 
@@ -65,9 +66,12 @@ static uint32_t mask_runs(const uint8_t *mask, size_t count, struct pd_buf *out)
     return runs;
 }
 
-static size_t sample_head_bytes(const struct packd_sample *sample)
+/* `block` NULL: any. */
+static size_t sample_head_bytes(const struct pd_client_block *block,
+                                const struct packd_sample *sample)
 {
-    size_t bytes = COLUMN_BYTES_MAX + sample->key.size + sample->group.size;
+    size_t bytes = COLUMN_BYTES_MAX + sample->key.size + sample->group.size +
+                   pd_client_media_head_bytes(block ? block->media : NULL, sample);
     if (sample->loss_mask)
         bytes += (size_t)RUN_BYTES_MAX * mask_runs(sample->loss_mask, sample->count, NULL);
     return bytes;
@@ -75,7 +79,7 @@ static size_t sample_head_bytes(const struct packd_sample *sample)
 
 static size_t sample_body_bytes(const struct packd_sample *sample)
 {
-    return sample->count * 4 * (sample->labels ? 2 : 1);
+    return sample->count * 4 * (sample->labels ? 2 : 1) + pd_client_media_bytes(sample);
 }
 
 size_t pd_client_sample_bytes(const struct packd_sample *sample)
@@ -97,6 +101,9 @@ int pd_client_sample_check(const struct packd_sample *sample, const struct pd_cl
         return pd_client_error(error, PACKD_EINVAL, "KEY_TOO_LONG",
                                "key of %zu and group of %zu bytes: at most %d each",
                                sample->key.size, sample->group.size, KEY_MAX_BYTES);
+    int rc = pd_client_media_check(sample, error);
+    if (rc != 0)
+        return rc;
     uint64_t most =
         limits->sample_bytes < limits->block_bytes ? limits->sample_bytes : limits->block_bytes;
     if (sample->count > UINT32_MAX || sample_body_bytes(sample) > most)
@@ -104,9 +111,10 @@ int pd_client_sample_check(const struct packd_sample *sample, const struct pd_cl
             error, PACKD_ELIMIT, "TOO_LARGE",
             "sample of %zu tokens (%zu bytes): the server takes at most %llu bytes", sample->count,
             sample_body_bytes(sample), (unsigned long long)most);
-    if (64 + sample_head_bytes(sample) > limits->head_bytes)
+    if (64 + sample_head_bytes(NULL, sample) > limits->head_bytes)
         return pd_client_error(error, PACKD_ELIMIT, "HEAD_TOO_LARGE",
-                               "loss_mask changes too often: its runs take more than %llu bytes",
+                               "loss_mask changes too often, or too many spans: they take more "
+                               "than %llu bytes",
                                (unsigned long long)limits->head_bytes);
     return 0;
 }
@@ -119,7 +127,8 @@ bool pd_client_block_fits(const struct pd_client_block *block, const struct pack
     size_t body = pd_client_block_body_bytes(block) + sample_body_bytes(sample);
     return block->has_labels == (sample->labels != NULL) && block->count < limits->block_samples &&
            body <= limits->block_bytes && body <= target_bytes &&
-           block->head_bound + sample_head_bytes(sample) <= limits->head_bytes;
+           block->head_bound + sample_head_bytes(block, sample) <= limits->head_bytes &&
+           pd_client_media_joins(block->media, block->count, sample);
 }
 
 #define COLUMNS 11
@@ -159,6 +168,9 @@ int pd_client_block_add(struct pd_client_block *block, const struct packd_sample
 {
     struct pd_buf *list[COLUMNS];
     size_t sizes[COLUMNS];
+    size_t head_bytes = sample_head_bytes(block, sample);
+    if (pd_client_media_add(&block->media, block->count, sample) != 0)
+        return PACKD_ENOMEM;
     columns(block, list);
     for (size_t i = 0; i < COLUMNS; i++)
         sizes[i] = list[i]->size_bytes;
@@ -171,9 +183,10 @@ int pd_client_block_add(struct pd_client_block *block, const struct packd_sample
             list[i]->size_bytes = sizes[i];
             list[i]->failed = false;
         }
+        pd_client_media_undo(block->media);
         return PACKD_ENOMEM;
     }
-    block->head_bound += sample_head_bytes(sample);
+    block->head_bound += head_bytes;
     block->count++;
     return 0;
 }
@@ -220,6 +233,7 @@ int pd_client_block_seal(struct pd_client_block *block)
     PD_CHECK(block->count > 0 && block->head.size_bytes == 0);
     Packd__V1__BlockHead head = PACKD__V1__BLOCK_HEAD__INIT;
     head_columns(block, &head);
+    pd_client_media_head(block->media, block->count, &head);
     if (block->has_keys) {
         head.keys = binary_column(block, &block->key_sizes, &block->key_data);
         head.n_keys = head.keys ? block->count : 0;
@@ -241,7 +255,8 @@ int pd_client_block_seal(struct pd_client_block *block)
 
 size_t pd_client_block_body_bytes(const struct pd_client_block *block)
 {
-    return block->tokens.size_bytes + block->labels.size_bytes;
+    return block->tokens.size_bytes + block->labels.size_bytes +
+           pd_client_media_body_bytes(block->media);
 }
 
 size_t pd_client_block_cost(const struct pd_client_block *block)
@@ -289,25 +304,35 @@ static struct pd_rpc_part lent(struct pd_client_block *block, const void *data, 
     return (struct pd_rpc_part){data, bytes, pd_client_block_unref, block};
 }
 
-/* Body bytes [offset, offset + piece) as one or two runs. */
+/* The body's columns in order. */
+static const struct pd_buf *body_column(const struct pd_client_block *block, size_t column)
+{
+    if (column < 2)
+        return column == 0 ? &block->tokens : &block->labels;
+    return pd_client_media_column(block->media, column - 2);
+}
+
+/* Body bytes [offset, offset + piece) as one run for each column they touch. */
 static size_t body_parts(struct pd_client_block *block, size_t offset, size_t piece,
                          struct pd_rpc_part *parts)
 {
-    size_t count = 0, tokens = block->tokens.size_bytes;
-    if (offset < tokens) {
-        size_t bytes = piece < tokens - offset ? piece : tokens - offset;
-        if (bytes > 0)
-            parts[count++] = lent(block, block->tokens.data + offset, bytes);
-        offset += bytes;
+    size_t count = 0, columns = 2 + pd_client_media_columns(block->media);
+    for (size_t c = 0; c < columns && piece > 0; c++) {
+        const struct pd_buf *column = body_column(block, c);
+        if (offset >= column->size_bytes) {
+            offset -= column->size_bytes;
+            continue;
+        }
+        size_t left = column->size_bytes - offset, bytes = piece < left ? piece : left;
+        parts[count++] = lent(block, column->data + offset, bytes);
         piece -= bytes;
+        offset = 0;
     }
-    if (piece > 0)
-        parts[count++] = lent(block, block->labels.data + (offset - tokens), piece);
     return count;
 }
 
 size_t pd_client_block_message(struct pd_client_block *block, size_t offset, size_t piece,
-                               uint8_t prefix[64], struct pd_rpc_part parts[5])
+                               uint8_t prefix[64], struct pd_rpc_part parts[PD_RPC_PARTS_MAX])
 {
     enum { FIELD_BLOCK = 2, FIELD_CHUNK = 3, FIELD_HEAD = 1, FIELD_BODY = 15 };
     size_t head = block->head.size_bytes, count = 0;

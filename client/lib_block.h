@@ -1,8 +1,9 @@
 /* A block of samples under construction, and on its way: the columnar form of the wire contract.
  *
- *   head:  first_seq, lengths, mask runs, weights, keys, groups, versions     (protobuf, once
- * sealed) body:  | tokens of all samples | labels of all samples |                  (never joined:
- * pieces point into both)
+ *   head:  first_seq, lengths, mask runs, weights, keys, groups, versions, spans, tensor table
+ *          (protobuf, once sealed)
+ *   body:  | tokens of all samples | labels of all samples | tensor 0 | tensor 1 ... |
+ *          (never joined: pieces point into the columns)
  *
  * A column that no sample needs stays absent. A block holds samples that all have labels, or none.
  * Reference-counted: gRPC holds one for every slice in flight. Building: owner's thread; ref and
@@ -12,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "client/include/packd.h"
+#include "client/lib_media.h"
 #include "client/lib_rpc.h"
 
 #include <stdatomic.h>
@@ -27,10 +29,11 @@ struct pd_client_block {
     struct pd_buf weights;                         /* float */
     struct pd_buf key_sizes, key_data;             /* uint32; bytes */
     struct pd_buf group_sizes, group_data;
-    struct pd_buf versions; /* uint64 */
-    size_t head_bound;      /* the serialized head is no longer than this */
-    struct pd_buf head;     /* serialized, once sealed */
-    uint64_t opened_ns;     /* when the first sample came */
+    struct pd_buf versions;        /* uint64 */
+    struct pd_client_media *media; /* NULL: no sample has spans or tensors */
+    size_t head_bound;             /* the serialized head is no longer than this */
+    struct pd_buf head;            /* serialized, once sealed */
+    uint64_t opened_ns;            /* when the first sample came */
 };
 
 struct pd_client_limits {
@@ -42,7 +45,7 @@ struct pd_client_block *pd_client_block_new(uint64_t first_seq, bool has_labels)
 void pd_client_block_unref(void *block);
 
 /* What is wrong with a sample whatever the block: PACKD_EINVAL (EMPTY_SAMPLE, BAD_WEIGHT,
- * KEY_TOO_LONG), PACKD_ELIMIT (TOO_LARGE, HEAD_TOO_LARGE). */
+ * KEY_TOO_LONG), PACKD_ELIMIT (TOO_LARGE, HEAD_TOO_LARGE), and what pd_client_media_check says. */
 int pd_client_sample_check(const struct packd_sample *sample, const struct pd_client_limits *limits,
                            struct packd_error *error);
 /* Bytes the sample adds to body and buffers, for accounting. */
@@ -61,9 +64,9 @@ size_t pd_client_block_body_bytes(const struct pd_client_block *block);
 size_t pd_client_block_cost(const struct pd_client_block *block);
 
 /* The message that carries body bytes [offset, offset + piece): the first one (offset 0) with the
- * head. Fills at most 5 parts, whose memory belongs to the block (each took a reference) but for
- * prefix[64], which is copied by the write. Returns their number. */
+ * head. Fills at most PD_RPC_PARTS_MAX parts, whose memory belongs to the block (each took a
+ * reference) but for prefix[64], which is copied by the write. Returns their number. */
 size_t pd_client_block_message(struct pd_client_block *block, size_t offset, size_t piece,
-                               uint8_t prefix[64], struct pd_rpc_part parts[5]);
+                               uint8_t prefix[64], struct pd_rpc_part parts[PD_RPC_PARTS_MAX]);
 
 #endif

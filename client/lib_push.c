@@ -114,7 +114,7 @@ static bool write_piece(struct packd_producer *p, struct pd_stream *stream)
     if (piece > left - head)
         piece = (size_t)(left - head);
     uint8_t prefix[64];
-    struct pd_rpc_part parts[5];
+    struct pd_rpc_part parts[PD_RPC_PARTS_MAX];
     size_t count = pd_client_block_message(block, offset, piece, prefix, parts);
     pd_stream_write(stream, parts, count);
     p->call_sent_bytes += head + piece;

@@ -50,6 +50,9 @@ size_t pd_message_bytes(const struct pd_message *message);
 bool pd_message_next(struct pd_message *message, const uint8_t **data, size_t *bytes);
 void pd_message_free(struct pd_message *message);
 
+/* Of one message: its prefixes and head, and as many columns as a block's body may have. */
+#define PD_RPC_PARTS_MAX 70
+
 struct pd_rpc_part {
     const void *data;
     size_t bytes;

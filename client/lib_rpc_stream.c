@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARTS_MAX 5
 
 enum tag {
     TAG_SEND_METADATA = 1,
@@ -157,8 +156,8 @@ static grpc_slice slice_of(const struct pd_rpc_part *part)
 
 void pd_stream_write(struct pd_stream *stream, const struct pd_rpc_part *parts, size_t count)
 {
-    PD_CHECK(!stream->writing && count <= PARTS_MAX);
-    grpc_slice slices[PARTS_MAX];
+    PD_CHECK(!stream->writing && count <= PD_RPC_PARTS_MAX);
+    grpc_slice slices[PD_RPC_PARTS_MAX];
     for (size_t i = 0; i < count; i++)
         slices[i] = slice_of(&parts[i]);
     grpc_byte_buffer *message = grpc_raw_byte_buffer_create(slices, count);

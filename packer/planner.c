@@ -297,6 +297,12 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
         hold(floors, &planner->shuffle.entries[i]);
 }
 
+uint64_t pd_planner_oldest_block(const struct pd_planner *planner)
+{
+    const struct pd_window *window = &planner->window;
+    return window->oldest == PD_SLOT_NONE ? UINT64_MAX : window->entries[window->oldest].segment.block;
+}
+
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats)
 {
     *stats = planner->stats;

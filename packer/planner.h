@@ -182,6 +182,8 @@ uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
 /* The same lane by lane, with the cursors: floors[i] is the lowest block of lane i that packs still to be made can use; every block of
  * the lane below it is in packs made before, or in none. `floors` has room for lane_count numbers. */
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
+/* The block of the sample that has been in the window longest; UINT64_MAX: the window is empty. */
+uint64_t pd_planner_oldest_block(const struct pd_planner *planner);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
 /* Where a lane, below lane_count, has got to. */
 struct pd_lane_view {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "server/metrics.h"
+#include "server/page.h"
 
 #include <errno.h>
 #include <microhttpd.h>
@@ -45,6 +46,7 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
     if (response) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
         MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+        MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
         if (allow)
             MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
         rc = MHD_queue_response(connection, status, response);
@@ -86,11 +88,28 @@ static enum MHD_Result answer_ready(struct pd_http *http, struct MHD_Connection 
                   NULL);
 }
 
-static enum MHD_Result answer_index(struct pd_http *http, struct MHD_Connection *connection)
+static enum MHD_Result answer_page(struct MHD_Connection *connection)
+{
+    enum MHD_Result rc = MHD_NO;
+    struct MHD_Response *response = MHD_create_response_from_buffer(
+        pd_page_html_bytes, (void *)(uintptr_t)pd_page_html, MHD_RESPMEM_PERSISTENT);
+    if (!response)
+        return MHD_NO;
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/html; charset=utf-8");
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    MHD_add_response_header(response, "Content-Security-Policy", pd_page_policy);
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+    rc = MHD_queue_response(connection, MHD_HTTP_OK, response);
+    MHD_destroy_response(response);
+    return rc;
+}
+
+static enum MHD_Result answer_status(struct pd_http *http, struct MHD_Connection *connection)
 {
     struct pd_buf body = {0};
-    http->options.index(http->options.ctx, &body);
-    return answer(connection, MHD_HTTP_OK, text_plain, &body, NULL);
+    http->options.status(http->options.ctx, &body);
+    return answer(connection, MHD_HTTP_OK, "application/json", &body, NULL);
 }
 
 static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *connection,
@@ -100,8 +119,10 @@ static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *c
         return answer_metrics(connection);
     if (strcmp(url, "/readyz") == 0)
         return answer_ready(http, connection);
+    if (strcmp(url, "/status.json") == 0)
+        return answer_status(http, connection);
     if (strcmp(url, "/") == 0)
-        return answer_index(http, connection);
+        return answer_page(connection);
     return answer_line(connection, MHD_HTTP_OK, "ok\n", NULL);
 }
 
@@ -112,7 +133,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
                                   const char *method, const char *version, const char *upload_data,
                                   size_t *upload_data_size, void **request_ctx)
 {
-    static const char *const paths[] = {"/metrics", "/livez", "/readyz", "/"};
+    static const char *const paths[] = {"/metrics", "/livez",       "/healthz",
+                                        "/readyz",  "/status.json", "/"};
     struct pd_http *http = ctx;
     bool known = false;
     PD_MAGIC_CHECK(http, MAGIC);
@@ -122,7 +144,7 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
         known |= strcmp(url, paths[i]) == 0;
     if (!known)
         return answer_line(connection, MHD_HTTP_NOT_FOUND,
-                           "not found; there are /metrics, /livez and /readyz\n", NULL);
+                           "not found; there are /, /metrics, /livez and /readyz\n", NULL);
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return answer_line(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n",
                            "GET, HEAD");
@@ -298,6 +320,20 @@ static int start_daemon(struct pd_http *http, int fd, struct pd_error *error)
                         http->address);
 }
 
+/* Nothing is left in the loop where it fails. */
+static int watch_daemon(struct pd_http *http, struct pd_error *error)
+{
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+    int failed = info ? uv_poll_init(http->options.loop, &http->poll, info->epoll_fd) : UV_ENOTSUP;
+    if (failed != 0)
+        return pd_error_set(error, PD_EIO, "LOOP", "libuv cannot watch the HTTP server: %s",
+                            uv_strerror(failed));
+    uv_timer_init(http->options.loop, &http->timer);
+    http->timer.data = http->poll.data = http;
+    uv_poll_start(&http->poll, UV_READABLE, on_poll);
+    return 0;
+}
+
 int pd_http_start(const struct pd_http_options *options, struct pd_http **result,
                   struct pd_error *error)
 {
@@ -317,11 +353,12 @@ int pd_http_start(const struct pd_http_options *options, struct pd_http **result
         free(http);
         return rc;
     }
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    PD_CHECK(info && uv_timer_init(options->loop, &http->timer) == 0);
-    http->timer.data = http->poll.data = http;
-    rc = uv_poll_init(options->loop, &http->poll, info->epoll_fd);
-    PD_CHECK(rc == 0 && uv_poll_start(&http->poll, UV_READABLE, on_poll) == 0);
+    rc = watch_daemon(http, error);
+    if (rc != 0) {
+        MHD_stop_daemon(http->daemon);
+        free(http);
+        return rc;
+    }
     *result = http;
     return 0;
 }

@@ -1,5 +1,5 @@
-/* The HTTP server for people and machines that watch: /metrics, /livez, /readyz and a line of text
- * at /.
+/* The HTTP server for people and machines that watch: /metrics, /livez (and /healthz, the same),
+ * /readyz, and the status page at / with its data at /status.json.
  *
  * libmicrohttpd without threads of its own: its epoll descriptor is watched by the libuv loop, so
  * every answer is made on the main thread and must be quick. GET and HEAD only; bodies are not
@@ -26,14 +26,14 @@ struct pd_http_options {
     void *ctx;
     /* True while work is taken; writes one line of reason or "ready" to *text. Main thread. */
     bool (*ready)(void *ctx, struct pd_buf *text);
-    /* The page at /, plain text. Main thread. */
-    void (*index)(void *ctx, struct pd_buf *text);
+    /* /status.json. Main thread. */
+    void (*status)(void *ctx, struct pd_buf *json);
 };
 
 struct pd_http;
 
 /* Binds and listens. PD_EUNAVAIL, reason BIND: the address cannot be resolved or bound; PD_ENOMEM;
- * PD_EIO: libmicrohttpd did not start. */
+ * PD_EIO: libmicrohttpd did not start, or libuv cannot watch it. */
 int pd_http_start(const struct pd_http_options *options, struct pd_http **http,
                   struct pd_error *error) PD_MUST_CHECK;
 /* "127.0.0.1:7071", with the port that was bound. */

@@ -35,6 +35,7 @@
 #include "server/steps.h"
 #include "server/validate.h"
 #include "server/version.h"
+#include "server/watch.h"
 
 #ifdef PD_TEST_FAULTS
 #include "server/fault.h"
@@ -51,6 +52,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define HEALTH_MS 100
+
 enum state { STARTING, SERVING, DRAINING, STOPPING };
 
 struct daemon {
@@ -60,9 +63,10 @@ struct daemon {
     uv_loop_t loop;
     uv_signal_t signals[4];
     uv_async_t bell;
-    uv_timer_t watchdog;
+    uv_timer_t watchdog, health;
     struct pd_log *log;
     struct pd_serve *serve;
+    struct pd_watch *watch;
     struct pd_repro repro;
     struct pd_skip_step skip_step;
     struct pd_config *file, *fresh; /* as read again and in force; being told to the sequencer */
@@ -101,27 +105,30 @@ static const char *readiness(struct daemon *d)
                                    : words[SERVING];
 }
 
-static bool is_ready(void *ctx)
-{
-    return strcmp(readiness(ctx), "ready") == 0;
-}
-
 static bool on_readyz(void *ctx, struct pd_buf *text)
 {
     const char *words = readiness(ctx);
     pd_buf_put(text, words, strlen(words));
     pd_buf_put(text, "\n", 1);
-    return is_ready(ctx);
+    return strcmp(words, "ready") == 0;
 }
 
-static void on_index(void *ctx, struct pd_buf *text)
+static const char *collected_readiness(void *ctx)
 {
-    struct daemon *d = ctx;
-    char line[200];
-    int size = snprintf(line, sizeof line, "packd %s\nlog %s\n/metrics /livez /readyz\n\n",
-                        PD_VERSION, pd_log_id(d->log));
-    pd_buf_put(text, line, (size_t)size);
-    pd_collector_page(d->collector, text);
+    return readiness(ctx);
+}
+
+static void on_status(void *ctx, struct pd_buf *json)
+{
+    pd_collector_page(((struct daemon *)ctx)->collector, json);
+}
+
+/* gRPC health and Status say what /readyz says. */
+static void on_health(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    const char *words = readiness(d);
+    pd_rpc_set_fault(d->rpc, d->state == SERVING && strcmp(words, "ready") != 0 ? words : NULL);
 }
 
 static void set_state(struct daemon *d, enum state state)
@@ -300,6 +307,9 @@ static int start_loop(void *ctx, struct pd_error *error)
     d->bell.data = d;
     if (failed == 0)
         failed = uv_timer_init(&d->loop, &d->watchdog);
+    if (failed == 0)
+        failed = uv_timer_init(&d->loop, &d->health);
+    d->health.data = d;
     for (size_t i = 0; failed == 0 && i < PD_COUNT_OF(numbers); i++) {
         failed = uv_signal_init(&d->loop, &d->signals[i]);
         d->signals[i].data = d;
@@ -339,9 +349,14 @@ static void stop_log(void *ctx)
 static int start_serve(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    int rc = pd_serve_new(&d->config, d->log, &d->serve, error);
-    if (rc != 0)
+    int rc = pd_watch_new(&d->config, &d->watch, error);
+    if (rc == 0)
+        rc = pd_serve_new(&d->config, d->log, &d->serve, error);
+    if (rc != 0) {
+        pd_watch_free(d->watch);
         return rc;
+    }
+    pd_serve_set_served(d->serve, pd_watch_delivered, d->watch);
     d->repro = (struct pd_repro){.config = &d->config, .log = d->log};
     pd_serve_set_repro(d->serve, pd_repro_save, &d->repro);
     d->skip_step = (struct pd_skip_step){.config = &d->config, .serve = d->serve};
@@ -354,7 +369,9 @@ static int start_serve(void *ctx, struct pd_error *error)
 
 static void stop_serve(void *ctx)
 {
-    pd_serve_free(((struct daemon *)ctx)->serve);
+    struct daemon *d = ctx;
+    pd_serve_free(d->serve);
+    pd_watch_free(d->watch);
 }
 
 static int start_validate(void *ctx, struct pd_error *error)
@@ -459,7 +476,7 @@ static int start_http(void *ctx, struct pd_error *error)
                                             .address = d->config.http,
                                             .ctx = d,
                                             .ready = on_readyz,
-                                            .index = on_index};
+                                            .status = on_status};
     return pd_http_start(&options, &d->http, error);
 }
 
@@ -519,7 +536,8 @@ static int start_service(void *ctx, struct pd_error *error)
                                                  .sequencer = d->sequencer,
                                                  .rpc = d->rpc,
                                                  .validation = d->validation,
-                                                 .ready = is_ready,
+                                                 .watch = d->watch,
+                                                 .readiness = collected_readiness,
                                                  .ctx = d};
     int rc = write_ports(d, error);
     if (rc != 0)
@@ -528,6 +546,7 @@ static int start_service(void *ctx, struct pd_error *error)
     uint64_t interval_ms = pd_sdnotify_interval_ns() / 1000000;
     if (interval_ms > 0)
         uv_timer_start(&d->watchdog, on_watchdog, interval_ms, interval_ms);
+    uv_timer_start(&d->health, on_health, HEALTH_MS, HEALTH_MS);
     set_state(d, SERVING);
     announce(d);
     return 0;
@@ -536,6 +555,7 @@ static int start_service(void *ctx, struct pd_error *error)
 static void stop_service(void *ctx)
 {
     struct daemon *d = ctx;
+    uv_timer_stop(&d->health);
     pd_collector_stop(d->collector);
     if (d->options.ports_path)
         unlink(d->options.ports_path);
@@ -581,7 +601,7 @@ static int serve(struct daemon *d)
 {
     struct pd_error error = {0};
     pd_process_setup("packd " PD_VERSION);
-    pd_metrics_build(PD_VERSION, pd_validator_cuda());
+    pd_metrics_build(PD_VERSION, PD_REVISION, pd_validator_cuda());
     say_limits(&d->config);
     if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);

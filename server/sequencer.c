@@ -305,17 +305,17 @@ static void announce(struct pd_sequencer *seq)
 
 static void count_group(struct pd_sequencer *seq)
 {
-    const struct pd_seq_counts *counts = &seq->counts;
-    pd_metric_add(PD_M_INGEST_BLOCKS, counts->blocks);
-    pd_metric_add(PD_M_INGEST_SAMPLES, counts->samples);
-    pd_metric_add(PD_M_INGEST_TOKENS, counts->tokens);
-    pd_metric_add(PD_M_INGEST_BYTES, counts->bytes);
-    pd_metric_add(PD_M_INGEST_DUPLICATES, counts->duplicates);
-    pd_metric_add(PD_M_PACKS_PLANNED, counts->packs);
-    if (counts->skipped_by_operator > 0)
-        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "operator", counts->skipped_by_operator);
-    if (counts->skipped_by_violation > 0)
-        pd_metric_add_labelled(PD_M_STEPS_SKIPPED, "violation", counts->skipped_by_violation);
+    for (uint32_t i = 0; i < seq->config->feed_count; i++) {
+        const struct pd_seq_counts *counts = &seq->counts[i];
+        pd_metric_add_feed(PD_F_INGEST_BLOCKS, i, counts->blocks);
+        pd_metric_add_feed(PD_F_INGEST_SAMPLES, i, counts->samples);
+        pd_metric_add_feed(PD_F_INGEST_TOKENS, i, counts->tokens);
+        pd_metric_add_feed(PD_F_INGEST_BYTES, i, counts->bytes);
+        pd_metric_add_feed(PD_F_INGEST_DUPLICATES, i, counts->duplicates);
+        pd_metric_add_feed(PD_F_PACKS_PLANNED, i, counts->packs);
+        pd_metric_add_set(PD_S_STEPS_SKIPPED, i, "operator", counts->skipped_by_operator);
+        pd_metric_add_set(PD_S_STEPS_SKIPPED, i, "violation", counts->skipped_by_violation);
+    }
 }
 
 /* A full disk is tried again after a while; the timer sees to it. */
@@ -349,7 +349,7 @@ static void run_group(struct pd_sequencer *seq, struct pd_link *pending)
     pd_list_init(&applied);
     seq->group_rc = 0;
     seq->group_error = (struct pd_error){0};
-    seq->counts = (struct pd_seq_counts){0};
+    memset(seq->counts, 0, sizeof seq->counts);
     int rc = pd_log_begin(seq->log, &error);
     if (rc)
         pd_seq_write_failed(seq, rc, &error);

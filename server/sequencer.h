@@ -276,6 +276,8 @@ struct pd_feed_status {
     uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
+    uint64_t
+        oldest_wall_ns;  /* when the sample longest in the window came; 0 = before this process */
     struct pd_want want; /* what the refill waits for, when it does */
     bool waiting;
     uint64_t waiting_since_ns; /* wall clock */

@@ -102,6 +102,7 @@ void pd_seq_state_carry(struct pd_seq_state *to, const struct pd_seq_state *from
         feed->short_since_ns = from->feeds[i]->short_since_ns;
         feed->short_pack = from->feeds[i]->short_pack;
         feed->appended_since_flush = true;
+        feed->arrivals = from->feeds[i]->arrivals;
     }
 }
 

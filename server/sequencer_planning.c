@@ -471,7 +471,7 @@ int pd_seq_plan(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         feed->waiting_since_wall_ns = pd_clock_wall_ns();
     if (feed->packs == before)
         return 0;
-    seq->counts.packs += feed->packs - before;
+    seq->counts[feed->index].packs += feed->packs - before;
     feed->announce = true;
     pd_metric_observe(PD_M_PLAN_SECONDS, pd_clock_mono_ns() - started_ns);
     rc = write_horizon(seq, feed);

@@ -113,7 +113,8 @@ int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *re
     if (there)
         return 0;
     uint64_t after = pd_step_ranges_steps(&job->skipped);
-    *(request->only_at ? &seq->counts.skipped_by_violation : &seq->counts.skipped_by_operator) +=
+    struct pd_seq_counts *counts = &seq->counts[feed->index];
+    *(request->only_at ? &counts->skipped_by_violation : &counts->skipped_by_operator) +=
         after > before ? after - before : 0;
     return write_record(seq, feed, job, request);
 }

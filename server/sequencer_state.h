@@ -23,6 +23,7 @@
 #ifndef PD_SERVER_SEQUENCER_STATE_H
 #define PD_SERVER_SEQUENCER_STATE_H
 
+#include "server/arrivals.h"
 #include "server/job_steps.h"
 #include "server/log_writer.h"
 #include "server/sequencer.h"
@@ -172,6 +173,7 @@ struct pd_seq_feed {
     uint64_t short_since_ns; /* monotonic; 0 = no trainer waits */
     uint64_t short_pack;     /* the pack it waits for, exclusive end */
     bool appended_since_flush;
+    struct pd_arrivals arrivals; /* of its blocks */
 };
 
 struct pd_seq_state {
@@ -211,7 +213,7 @@ struct pd_sequencer {
     /* the open group */
     int group_rc; /* first write that failed */
     struct pd_error group_error;
-    struct pd_seq_counts counts;
+    struct pd_seq_counts counts[PD_FEEDS_MAX]; /* by index of the feed */
     struct pd_buf body, row; /* scratch */
     struct pd_pack pack;
     uint64_t next_timer_ns; /* monotonic; UINT64_MAX = none */

@@ -207,8 +207,11 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     status->waiting = feed->waiting;
     status->want = feed->want;
     status->waiting_since_ns = feed->waiting ? feed->waiting_since_wall_ns : 0;
-    if (feed->planner)
+    if (feed->planner) {
         pd_planner_stats(feed->planner, &status->planner);
+        status->oldest_wall_ns =
+            pd_arrivals_time(&feed->arrivals, pd_planner_oldest_block(feed->planner));
+    }
     status->log_bytes = pd_seq_feed_bytes(feed);
     status->unplanned_bytes = pd_seq_unplanned_bytes(feed);
     int rc = copy_lanes(seq, feed, status);

@@ -442,8 +442,9 @@ static void count_refusals(struct pd_seq_feed *feed, const struct pd_request_app
 
 /* Samples of the block that are new: counted in the stream. */
 static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream,
-                          const struct pd_block_head *head)
+                          struct pd_seq_feed *feed, const struct pd_block_head *head)
 {
+    struct pd_seq_counts *counts = &seq->counts[feed->index];
     uint64_t samples = 0, tokens = 0, rejected = 0, tensor_bytes = 0;
     for (uint32_t i = head->first_index; i < head->count; i++) {
         if (head->rejected && head->rejected[i]) {
@@ -464,10 +465,11 @@ static void count_samples(struct pd_sequencer *seq, struct pd_seq_stream *stream
     stream->blocks++;
     stream->last_wall_ns = pd_clock_wall_ns();
     pd_seq_stream_touch(&seq->state, stream);
-    seq->counts.blocks++;
-    seq->counts.samples += samples;
-    seq->counts.tokens += tokens;
-    seq->counts.bytes += bytes;
+    pd_arrivals_note(&feed->arrivals, head->position, stream->last_wall_ns);
+    counts->blocks++;
+    counts->samples += samples;
+    counts->tokens += tokens;
+    counts->bytes += bytes;
 }
 
 static void count_duplicates(struct pd_sequencer *seq, struct pd_seq_stream *stream,
@@ -475,7 +477,7 @@ static void count_duplicates(struct pd_sequencer *seq, struct pd_seq_stream *str
 {
     request->duplicates = count;
     stream->duplicates += count;
-    seq->counts.duplicates += count;
+    seq->counts[seq->state.feeds[stream->feed]->index].duplicates += count;
 }
 
 static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
@@ -500,7 +502,7 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
         return pd_seq_write_failed(seq, rc, error);
     count_duplicates(seq, stream, request, head->first_index);
     count_refusals(feed, request, head->first_index);
-    count_samples(seq, stream, head);
+    count_samples(seq, stream, feed, head);
     struct pd_log_block_facts facts = {.position = head->position,
                                        .held_bytes = pd_log_block_held_bytes(request->block),
                                        .lane = stream->lane,

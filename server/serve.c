@@ -81,6 +81,14 @@ void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx)
     serve->repro_ctx = ctx;
 }
 
+void pd_serve_set_served(struct pd_serve *serve, pd_served_fn *served, void *ctx)
+{
+    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
+    PD_CHECK(serve->worker_count == 0);
+    serve->served = served;
+    serve->served_ctx = ctx;
+}
+
 void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
@@ -564,7 +572,8 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     struct pd_served_totals *totals = &serve->feeds[key->feed_index].totals;
     struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
     bool current = job && job->info.generation == key->generation;
-    if (current && mark(job, box, step_complete, &notes)) {
+    bool first = current && mark(job, box, step_complete, &notes);
+    if (first) {
         count_first(totals, box);
         count_first(&job->totals, box);
         pd_rank_delivered(job, key);
@@ -577,5 +586,9 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     if (serve->starved)
         pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
+    pd_metric_add_feed(PD_F_REREADS, key->feed_index, !first);
+    pd_metric_add_feed(PD_F_STEPS, key->feed_index, *step_complete);
+    if (first && serve->served)
+        serve->served(serve->served_ctx, batch, box->full_step);
     say(&notes, key->step);
 }

@@ -141,6 +141,10 @@ void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, vo
 struct pd_assemble_order;
 typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order, const struct pd_check_finding *finding, char *path, size_t size);
 void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx);
+/* Hears of each batch at its first complete delivery, on the thread that reported it, without serve's lock; the batch is borrowed. `full_step`: its step is
+ * not the job's last, partly filled one. Must be quick. NULL: nobody listens. Set before pd_serve_start. */
+typedef void pd_served_fn(void *ctx, const struct pd_ready_batch *batch, bool full_step);
+void pd_serve_set_served(struct pd_serve *serve, pd_served_fn *served, void *ctx);
 /* A step that serve wants left out, because a batch of it cannot be served and nothing of it has been handed out (validate.on_violation: skip_step). */
 struct pd_skip_order {
     uint32_t feed_index, job_id;

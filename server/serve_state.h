@@ -166,6 +166,8 @@ struct pd_serve {
     void *validate_ctx;
     pd_repro_fn *repro;
     void *repro_ctx;
+    pd_served_fn *served;
+    void *served_ctx;
     pd_skip_fn *skip;
     void *skip_ctx;
     char repro_path[PD_REPRO_PATH_MAX];

@@ -438,7 +438,13 @@ void pd_validation_info(struct pd_validation *v, struct pd_validation_info *info
     pthread_mutex_lock(&v->lock);
     *info = v->info;
     pthread_mutex_unlock(&v->lock);
+}
+
+void pd_validation_counts(struct pd_validation *v,
+                          uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS])
+{
+    PD_MAGIC_CHECK(v, MAGIC);
     for (int b = 0; b < PD_PROBED_BACKENDS; b++)
         for (int r = 0; r < PD_PROBED_RESULTS; r++)
-            info->counts[b][r] = atomic_load(&v->counts[b][r]);
+            counts[b][r] = atomic_load(&v->counts[b][r]);
 }

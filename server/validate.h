@@ -61,8 +61,10 @@ struct pd_validation_info {
     char backend[16], device[64]; /* "" until the validator exists */
     char retired[160];            /* why the device was given up; "": it was not */
     bool tested, passed;          /* the self-test */
-    uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS];
 };
 void pd_validation_info(struct pd_validation *validation, struct pd_validation_info *info);
+/* Takes no lock; any thread. */
+void pd_validation_counts(struct pd_validation *validation,
+                          uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS]);
 
 #endif

@@ -103,7 +103,7 @@ struct packd_producer_options {
     size_t tokenizer_digest_bytes;
     bool allow_shifted_looking_labels;
     size_t buffer_bytes; /* samples taken and not yet durable, at most; 0: 64 MiB */
-    size_t block_bytes;  /* tokens and labels of a block, about; 0: 512 KiB */
+    size_t block_bytes;  /* tokens, labels and tensors of a block, about; 0: 512 KiB */
     uint32_t linger_ms;  /* a block that is not full is sent after this time; 0: 20 */
     int64_t timeout_ms;  /* PACKD_TIMEOUT_DEFAULT stands for this; 0: 60,000 */
     /* Samples the server refused; called inside put, flush, end_stream and close. NULL: only
@@ -112,18 +112,85 @@ struct packd_producer_options {
     void *ctx;
 };
 
+enum packd_dtype {
+    PACKD_DTYPE_BOOL = 1,
+    PACKD_DTYPE_UINT8,
+    PACKD_DTYPE_INT8,
+    PACKD_DTYPE_UINT16,
+    PACKD_DTYPE_INT16,
+    PACKD_DTYPE_UINT32,
+    PACKD_DTYPE_INT32,
+    PACKD_DTYPE_UINT64,
+    PACKD_DTYPE_INT64,
+    PACKD_DTYPE_FLOAT16,
+    PACKD_DTYPE_BFLOAT16,
+    PACKD_DTYPE_FLOAT32,
+    PACKD_DTYPE_FLOAT64
+};
+
+/* A media span of a sample: `length` placeholder tokens from `offset` that stand for an image or a
+ * video. Never cut: it is served whole or not at all. Spans ascend and do not overlap. */
+struct packd_span {
+    const char *view;                /* [A-Za-z0-9_-]{1,64}, say the camera; NULL: "default" */
+    uint32_t offset, length;         /* tokens; length >= 1 */
+    uint32_t patches;                /* vision patches; 0 with a grid: t*h*w */
+    uint32_t grid_t, grid_h, grid_w; /* in patches; all 0: no grid (not with M-RoPE positions) */
+    double t_scale; /* M-RoPE: frame i has the time offset floor(i * t_scale); 0 stands for 1 */
+};
+
+enum packd_axis {
+    PACKD_AXIS_TOKEN = 1, /* one element per token: served [rows, width, dims...] */
+    PACKD_AXIS_RAGGED,    /* any number: served concatenated, with <name>_cu_seqlens */
+    PACKD_AXIS_SAMPLE     /* one: served stacked */
+};
+
+/* What the elements of a ragged tensor belong to: a dropped span takes its own along. */
+enum packd_unit {
+    PACKD_UNIT_SAMPLE, /* the sample as a whole */
+    PACKD_UNIT_SPAN,   /* one per span */
+    PACKD_UNIT_PATCH,  /* span.patches per span */
+    PACKD_UNIT_RUN     /* run_counts[s] for span s: bytes of a JPEG, of a URI */
+};
+
+/* A named tensor of a sample. Everything but data, elements and run_counts is the feed's from the
+ * name's first use on; another value later is BAD_TENSOR. Values are served as they were pushed. */
+struct packd_tensor {
+    const char *name; /* [A-Za-z0-9_]{1,48}, not that of a built-in array */
+    enum packd_dtype dtype;
+    enum packd_axis axis;
+    uint32_t ndim; /* of one element, at most 3 (token: 2) */
+    uint32_t dims[3];
+    const void *data; /* `elements` elements, one after the other, little-endian */
+    size_t elements;  /* token: the sample's count; sample: 1 */
+    enum packd_unit unit;
+    const uint32_t *run_counts;    /* unit RUN: one per span of the sample, 0 for other views */
+    const char *const *span_views; /* units of spans: only spans of these views; NULL: all */
+    size_t span_view_count;
+    bool align_input; /* token: describes the token as an input; false: as a target, like labels */
+    const void *pad_value; /* one scalar; NULL: 0 */
+    bool is_loss;          /* a training target with a loss total of its own */
+    const char *pad_mask;  /* is_loss: the BOOL or UINT8 tensor of the sample in which other than 0
+                              means padding; NULL: every element counts */
+};
+
 /* One sample. labels and loss_mask have `count` entries and describe token i as a target,
  * unshifted: packd does every shift. Borrowed for the call. */
 struct packd_sample {
     const int32_t *tokens;
     size_t count;             /* >= 1 */
-    const int32_t *labels;    /* NULL: the tokens */
+    const int32_t *labels;    /* NULL: the tokens, and no loss on media spans */
     const uint8_t *loss_mask; /* 0: no target; NULL: all are */
     bool has_weight;          /* false: weight is 1 */
     float weight;             /* finite, >= 0 */
     struct packd_bytes key;   /* at most 255 bytes, given back with the batch */
     struct packd_bytes group; /* likewise */
     uint64_t version;
+    const struct packd_span *spans; /* NULL: none */
+    size_t span_count;
+    uint32_t
+        merge; /* patches per token of all spans, a square (4 for a 2x2 merger); 0: unchecked */
+    const struct packd_tensor *tensors; /* at most 64, names distinct; NULL: none */
+    size_t tensor_count;
 };
 
 struct packd_producer_stats {
@@ -295,22 +362,6 @@ struct packd_end {
     bool ended;
     int64_t last_step; /* -1: the job has no step at all */
     uint64_t packs, samples, row_padding_packs, dropped_packs;
-};
-
-enum packd_dtype {
-    PACKD_DTYPE_BOOL = 1,
-    PACKD_DTYPE_UINT8,
-    PACKD_DTYPE_INT8,
-    PACKD_DTYPE_UINT16,
-    PACKD_DTYPE_INT16,
-    PACKD_DTYPE_UINT32,
-    PACKD_DTYPE_INT32,
-    PACKD_DTYPE_UINT64,
-    PACKD_DTYPE_INT64,
-    PACKD_DTYPE_FLOAT16,
-    PACKD_DTYPE_BFLOAT16,
-    PACKD_DTYPE_FLOAT32,
-    PACKD_DTYPE_FLOAT64
 };
 
 /* Bytes of one element; 0 for a value outside the enum. */

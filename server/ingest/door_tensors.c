@@ -87,7 +87,8 @@ static struct pd_tensor_spec spec_of(const Packd__V1__TensorSpec *wire, uint32_t
     spec.rank = (uint8_t)wire->n_dims;
     for (size_t i = 0; i < wire->n_dims; i++)
         spec.dims[i] = wire->dims[i];
-    memcpy(spec.pad_value, wire->pad_value.data, wire->pad_value.len);
+    if (wire->pad_value.len > 0)
+        memcpy(spec.pad_value, wire->pad_value.data, wire->pad_value.len);
     for (size_t i = 0; i < wire->n_span_views; i++) {
         uint32_t view = door_views_find(views, wire->span_views[i]);
         spec.views |= view < views->count ? 1ull << view : 0;

@@ -41,39 +41,14 @@ static grpc_status_code status_of(int code)
     return GRPC_STATUS_UNKNOWN;
 }
 
-static const char *status_name(grpc_status_code status)
-{
-    static const char *const names[] = {"OK",
-                                        "CANCELLED",
-                                        "UNKNOWN",
-                                        "INVALID_ARGUMENT",
-                                        "DEADLINE_EXCEEDED",
-                                        "NOT_FOUND",
-                                        "ALREADY_EXISTS",
-                                        "PERMISSION_DENIED",
-                                        "RESOURCE_EXHAUSTED",
-                                        "FAILED_PRECONDITION",
-                                        "ABORTED",
-                                        "OUT_OF_RANGE",
-                                        "UNIMPLEMENTED",
-                                        "INTERNAL",
-                                        "UNAVAILABLE",
-                                        "DATA_LOSS",
-                                        "UNAUTHENTICATED"};
-
-    return (size_t)status < PD_COUNT_OF(names) ? names[status] : "UNKNOWN";
-}
-
 /* ---- references ---- */
 
 static void count_end(const struct pd_call *call)
 {
     grpc_status_code status = call->finishing ? call->status : GRPC_STATUS_CANCELLED;
 
-    pd_metric_add_labelled(PD_M_GRPC_HANDLED, status_name(status), 1);
-    if (call->finishing && status != GRPC_STATUS_OK && status != GRPC_STATUS_UNAVAILABLE &&
-        status != GRPC_STATUS_INTERNAL)
-        pd_metric_add(PD_M_RPC_REFUSED, 1);
+    pd_metric_call_ended(call->method->path, (unsigned)status,
+                         pd_clock_mono_ns() - call->started_ns);
 }
 
 void pd_call_unref(struct pd_call *call)
@@ -357,7 +332,8 @@ void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct 
     call->status_text = grpc_empty_slice();
     pd_list_push(&thread->calls, &call->link);
     pd_rpc_live_add(thread->rpc, 1);
-    pd_metric_add(PD_M_RPC_CONNECTED, 1);
+    call->started_ns = pd_clock_mono_ns();
+    pd_metric_call_started(method->path);
     post_close(call);
     if (method->start)
         method->start(call);

@@ -77,6 +77,7 @@ struct pd_call {
     bool stop_told;
     bool hold_reads; /* the method takes no further message now: pd_call_read does nothing */
     uint64_t write_since_ns;
+    uint64_t started_ns;
     grpc_status_code status;
     grpc_slice status_text;
     grpc_metadata trailing;
@@ -104,6 +105,7 @@ struct pd_rpc {
     uint64_t incarnation, started_wall_ns;
     struct pd_credit_pool credit;
     atomic_bool serving, draining, stopping;
+    _Atomic(const char *) fault; /* NULL: none */
     atomic_uint push_calls, fetch_calls;
     struct pd_tag on_shutdown;
     /* Guards what follows: pd_rpc_stop waits for both. */
@@ -121,6 +123,8 @@ bool pd_rpc_is_ready(struct pd_rpc *rpc);
 /* The method with this path; an unknown one gives the method that answers UNIMPLEMENTED. Never
  * NULL. */
 const struct pd_method *pd_method_find(const char *path, size_t size);
+/* Tells the metrics of all of them; before threads exist. */
+void pd_methods_tell_metrics(void);
 extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_job[],
     pd_methods_admin[], pd_methods_control[], pd_methods_explain[], pd_methods_status[],
     pd_methods_health[], pd_methods_reflection[]; /* each ends with path NULL */

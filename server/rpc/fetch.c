@@ -49,6 +49,9 @@ struct fetch {
     struct pd_wait_info told; /* the last one sent in this wait; reason NONE: none */
     uint64_t told_ns;
     uint64_t wait_since_wall_ns; /* when this wait began */
+    const char *waits_for;       /* in the metrics' word; NULL: it does not stand waiting */
+    uint64_t waits_since_ns;     /* monotonic: its time is counted up to then */
+    uint64_t begun_ns;           /* monotonic: when the batch's turn came */
     bool counted;                /* among the rank's calls */
     bool commit_needed_told;
     uint64_t end_step; /* ENDING: steps the job has */
@@ -196,6 +199,19 @@ static bool all_sent(const struct fetch *fetch)
 
 /* ---- waiting ---- */
 
+/* Counts the time since the last look for what was waited for, and notes what is now (NULL: nothing).
+ */
+static void note_wait(struct fetch *fetch, const char *waits_for)
+{
+    uint64_t now_ns = pd_clock_mono_ns();
+
+    if (fetch->waits_for)
+        pd_metric_add_set(PD_S_WAITED, fetch->key.feed_index, fetch->waits_for,
+                          now_ns - fetch->waits_since_ns);
+    fetch->waits_for = waits_for;
+    fetch->waits_since_ns = now_ns;
+}
+
 /* Nothing is built before the self-test is over, and only the validator knows of it. */
 static void mind_self_test(const struct fetch *fetch, struct pd_wait_info *info)
 {
@@ -312,6 +328,8 @@ static void begin_batch(struct fetch *fetch, struct pd_ready_batch *batch)
 {
     struct pd_batch_key next = next_key(fetch);
 
+    note_wait(fetch, NULL);
+    fetch->begun_ns = fetch->waits_since_ns;
     fetch->batch = batch;
     fetch->begun = false;
     fetch->header_sent = 0;
@@ -347,6 +365,7 @@ static void end_batch(struct fetch *fetch)
 {
     bool step_complete = false;
 
+    pd_metric_observe(PD_M_FETCH_SECONDS, pd_clock_mono_ns() - fetch->begun_ns);
     pd_serve_delivered(fetch->call.thread->rpc->options.serve, fetch->batch, &step_complete);
     pd_ready_batch_unref(fetch->batch);
     fetch->batch = NULL;
@@ -410,6 +429,7 @@ static void get(struct fetch *fetch)
                           &steps, &error);
     if (rc == PD_EAGAIN) {
         mind_self_test(fetch, &info);
+        note_wait(fetch, pd_waiting_label(info.reason));
         if (wait_changed(fetch, &info))
             tell_waiting(fetch, &info);
         return;
@@ -477,6 +497,7 @@ static void advance(struct fetch *fetch)
     if (fetch->credit_batches == 0) {
         if (fetch->no_credit_since_ns == 0)
             fetch->no_credit_since_ns = fetch->told_ns = pd_clock_mono_ns();
+        note_wait(fetch, "credit");
         return;
     }
     fetch->no_credit_since_ns = 0;
@@ -646,6 +667,7 @@ static void tick(struct pd_call *call)
 
     bool due = now_ns - fetch->told_ns >= WAITING_EVERY_NS;
 
+    note_wait(fetch, fetch->waits_for);
     if (fetch->state != STREAMING || fetch->batch || !pd_call_can_write(call) ||
         tell_commit_needed(fetch))
         return;
@@ -656,6 +678,8 @@ static void tick(struct pd_call *call)
         struct pd_wait_info info = {0};
         pd_serve_wait_info(call->thread->rpc->options.serve, &fetch->key, &info);
         mind_self_test(fetch, &info);
+        if (info.reason != PD_WAIT_NONE)
+            fetch->waits_for = pd_waiting_label(info.reason);
         if (info.reason != PD_WAIT_NONE && (due || wait_changed(fetch, &info)))
             tell_waiting(fetch, &info);
     }
@@ -675,6 +699,7 @@ static void closed(struct pd_call *call)
     struct fetch *fetch = fetch_of(call);
 
     let_waiter_go(fetch);
+    note_wait(fetch, NULL);
     if (fetch->counted)
         pd_serve_rank_calls(call->thread->rpc->options.serve, &fetch->key, -1);
     if (fetch->batch)

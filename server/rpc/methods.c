@@ -2,6 +2,7 @@
  * with a text.
  *
  * Place in the flow: asked once for each accepted call. Immutable; any thread. */
+#include "server/metrics.h"
 #include "server/rpc/unary.h"
 
 #include <string.h>
@@ -38,4 +39,11 @@ const struct pd_method *pd_method_find(const char *path, size_t size)
             if (strlen(method->path) == size && memcmp(method->path, path, size) == 0)
                 return method;
     return &unknown;
+}
+
+void pd_methods_tell_metrics(void)
+{
+    for (size_t t = 0; t < PD_COUNT_OF(tables); t++)
+        for (const struct pd_method *method = tables[t]; method->path; method++)
+            pd_metrics_method(method->path);
 }

@@ -14,6 +14,7 @@
 #include "server/rpc/push.h"
 
 #include "base/check.h"
+#include "server/metrics.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,6 +46,7 @@ static void on_appended(struct pd_ask *ask)
         return;
     }
     append->done = true;
+    pd_metric_observe(PD_M_APPEND_SECONDS, pd_clock_mono_ns() - append->since_ns);
     push_output(push);
 }
 
@@ -84,6 +86,7 @@ static void submit_append(struct push *push, struct pd_block *block,
                               .first_seq = block->head.first_seq,
                               .count = block->head.count,
                               .bytes = bytes,
+                              .since_ns = pd_clock_mono_ns(),
                               .rejects = *rejects,
                               .refusals = refusals};
     ask->context = append;
@@ -432,6 +435,7 @@ static void tick(struct pd_call *call)
          atomic_load(&push_rpc(push)->draining)) &&
         push_grant(push))
         push->ack_due = true;
+    push_note_throttled(push);
     push_output(push);
 }
 

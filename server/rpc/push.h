@@ -32,6 +32,8 @@ struct push {
     Packd__V1__LogState why; /* as told last */
     const char *why_text;
     struct pd_stall stall; /* with LOG_STALLED */
+    uint64_t
+        throttled_since_ns; /* monotonic: without credit since, counted up to then; 0 = it has some */
     bool welcome_due, ack_due, ended_due, half_closed, stopping;
 };
 
@@ -42,10 +44,11 @@ struct append {
     bool done;
     uint64_t first_seq;
     uint32_t count;
-    uint64_t bytes; /* charged */
+    uint64_t bytes;    /* charged */
+    uint64_t since_ns; /* monotonic: submitted */
     struct pd_door_rejects rejects;
     struct pd_refusal *refusals; /* the same for the sequencer; NULL: none */
-    uint32_t reject_at; /* next one to tell */
+    uint32_t reject_at;          /* next one to tell */
 };
 
 static inline struct push *push_of(struct pd_call *call)
@@ -67,6 +70,8 @@ static inline uint64_t push_rest(const struct push *push)
 /* Largest body field of one message. */
 uint64_t push_piece_bytes_max(const struct push *push);
 
+/* Counts the time that the call stands without credit, by reason. */
+void push_note_throttled(struct push *push);
 /* Grants what may be granted and notes why it is not more. True where the credit grew or the reason
  * changed. */
 bool push_grant(struct push *push);

@@ -61,6 +61,38 @@ bool push_grant(struct push *push)
     return grew || push->why != before;
 }
 
+static const char *throttle_word(Packd__V1__LogState why)
+{
+    switch (why) {
+    case PACKD__V1__LOG_STATE__LOG_FULL:
+        return "log_full";
+    case PACKD__V1__LOG_STATE__LOG_STALLED:
+        return "log_stalled";
+    case PACKD__V1__LOG_STATE__LOG_LANE_SHARE:
+        return "lane_share";
+    case PACKD__V1__LOG_STATE__LOG_HALTED:
+        return "halted";
+    case PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY:
+        return "ingest_memory";
+    case PACKD__V1__LOG_STATE__LOG_DRAINING:
+        return "draining";
+    default:
+        return "other";
+    }
+}
+
+void push_note_throttled(struct push *push)
+{
+    uint64_t now_ns = pd_clock_mono_ns();
+    bool throttled = push->why != PACKD__V1__LOG_STATE__LOG_OK && !push->half_closed &&
+                     pd_credit_is_short(&push->credit, push_rest(push));
+
+    if (throttled && push->throttled_since_ns > 0)
+        pd_metric_add_set(PD_S_THROTTLED, push->feed_index, throttle_word(push->why),
+                          now_ns - push->throttled_since_ns);
+    push->throttled_since_ns = throttled ? now_ns : 0;
+}
+
 /* ---- what is told ---- */
 
 static void send_response(struct push *push, Packd__V1__PushResponse *response)

@@ -337,6 +337,7 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     if (!rpc)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the gRPC server");
     gpr_set_log_function(grpc_line);
+    pd_methods_tell_metrics();
     grpc_init();
     rpc->server = make_server(options->config);
     int rc = rpc->server ? 0 : pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
@@ -375,6 +376,11 @@ void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving)
     atomic_store(&rpc->serving, serving);
 }
 
+void pd_rpc_set_fault(struct pd_rpc *rpc, const char *fault)
+{
+    atomic_store(&rpc->fault, fault);
+}
+
 void pd_rpc_drain(struct pd_rpc *rpc)
 {
     atomic_store(&rpc->draining, true);
@@ -383,7 +389,7 @@ void pd_rpc_drain(struct pd_rpc *rpc)
 bool pd_rpc_is_ready(struct pd_rpc *rpc)
 {
     return atomic_load(&rpc->serving) && !atomic_load(&rpc->draining) &&
-           !atomic_load(&rpc->stopping);
+           !atomic_load(&rpc->stopping) && !atomic_load(&rpc->fault);
 }
 
 void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)

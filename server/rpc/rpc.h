@@ -48,6 +48,9 @@ const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count);
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
+/* Why packd is not ready although it serves (static text: a feed is halted, the validator has
+ * failed); NULL: nothing is wrong. Any thread. */
+void pd_rpc_set_fault(struct pd_rpc *rpc, const char *fault);
 /* Stops taking new work, as Admin.Drain. Any thread; at once. */
 void pd_rpc_drain(struct pd_rpc *rpc);
 /* Ends everything: returns when no call is left and the threads are joined, at the latest a moment

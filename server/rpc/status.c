@@ -308,6 +308,7 @@ static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
 {
     struct pd_rpc *rpc = report->rpc;
     bool ready = pd_rpc_is_ready(rpc);
+    const char *fault = atomic_load(&rpc->fault);
 
     out->server_version = (char *)rpc->options.version;
     out->log_id = (char *)pd_log_id(rpc->options.log);
@@ -315,12 +316,13 @@ static void fill_server(struct report *report, Packd__V1__StatusResponse *out)
     out->ready = ready;
     out->state = atomic_load(&rpc->stopping)   ? PACKD__V1__SERVER_STATE__STATE_STOPPING
                  : atomic_load(&rpc->draining) ? PACKD__V1__SERVER_STATE__STATE_DRAINING
-                 : ready && !is_tested(rpc)    ? PACKD__V1__SERVER_STATE__STATE_SELF_TEST
-                 : ready                       ? PACKD__V1__SERVER_STATE__STATE_SERVING
-                                               : PACKD__V1__SERVER_STATE__STATE_STARTING;
-    out->not_ready = ready                         ? (char *)""
-                     : atomic_load(&rpc->draining) ? (char *)"draining"
-                                                   : (char *)"starting";
+                 : !ready && !fault            ? PACKD__V1__SERVER_STATE__STATE_STARTING
+                 : is_tested(rpc)              ? PACKD__V1__SERVER_STATE__STATE_SERVING
+                                               : PACKD__V1__SERVER_STATE__STATE_SELF_TEST;
+    out->not_ready = (char *)(ready                         ? ""
+                              : atomic_load(&rpc->draining) ? "draining"
+                              : fault                       ? fault
+                                                            : "starting");
     out->started_unix_ms = rpc->started_wall_ns / 1000000u;
     out->now_unix_ms = pd_clock_wall_ns() / 1000000u;
     out->durability = rpc->options.config->durability == PD_DURABILITY_FSYNC

@@ -5,36 +5,43 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the client is told of a reason: the wire's and the words. */
+/* What the client is told of a reason: the wire's and the words; and what the metrics call it. */
 static const struct {
     Packd__V1__WaitReason wire;
-    const char *words;
+    const char *words, *label;
 } reasons[] = {
-    [PD_WAIT_NONE] = {PACKD__V1__WAIT_REASON__WAIT_UNSPECIFIED, ""},
-    [PD_WAIT_SAMPLES] = {PACKD__V1__WAIT_REASON__WAIT_SAMPLES, "the window needs more samples"},
+    [PD_WAIT_NONE] = {PACKD__V1__WAIT_REASON__WAIT_UNSPECIFIED, "", ""},
+    [PD_WAIT_SAMPLES] = {PACKD__V1__WAIT_REASON__WAIT_SAMPLES, "the window needs more samples",
+                         "samples"},
     [PD_WAIT_LANE] = {PACKD__V1__WAIT_REASON__WAIT_LANE,
-                      "the lane whose turn it is has no sample left"},
+                      "the lane whose turn it is has no sample left", "source"},
     [PD_WAIT_STREAM] = {PACKD__V1__WAIT_REASON__WAIT_STREAM,
-                        "a producer that has to come has not opened its stream yet"},
+                        "a producer that has to come has not opened its stream yet", "stream"},
     [PD_WAIT_ALL_STREAMS_ENDED] =
         {PACKD__V1__WAIT_REASON__WAIT_ALL_STREAMS_ENDED_FEED_OPEN,
-         "all streams have ended, but nobody has ended the feed (packctl end-feed)"},
-    [PD_WAIT_PLAN] = {PACKD__V1__WAIT_REASON__WAIT_PLAN, "planning is under way"},
+         "all streams have ended, but nobody has ended the feed (packctl end-feed)", "end_feed"},
+    [PD_WAIT_PLAN] = {PACKD__V1__WAIT_REASON__WAIT_PLAN, "planning is under way", "plan"},
     [PD_WAIT_HORIZON] = {PACKD__V1__WAIT_REASON__WAIT_HORIZON,
-                         "too far ahead of what a trainer has received whole (plan_ahead)"},
+                         "too far ahead of what a trainer has received whole (plan_ahead)",
+                         "horizon"},
     [PD_WAIT_LOG_FULL] = {PACKD__V1__WAIT_REASON__WAIT_LOG_FULL,
-                          "the log is full: producers have no credit"},
+                          "the log is full: producers have no credit", "log_full"},
     [PD_WAIT_BUILDING] = {PACKD__V1__WAIT_REASON__WAIT_BUILD,
-                          "the batch is planned and being built"},
+                          "the batch is planned and being built", "build"},
     [PD_WAIT_MEMORY] = {PACKD__V1__WAIT_REASON__WAIT_MEMORY,
-                        "no room in memory.batches until other ranks read theirs"},
+                        "no room in memory.batches until other ranks read theirs", "memory"},
     [PD_WAIT_SELF_TEST] = {PACKD__V1__WAIT_REASON__WAIT_SELF_TEST,
-                           "the validator's self-test comes first"},
+                           "the validator's self-test comes first", "self_test"},
     [PD_WAIT_STOPPED] = {PACKD__V1__WAIT_REASON__WAIT_HALTED,
-                         "the feed has stopped and needs an operator; see its status"},
+                         "the feed has stopped and needs an operator; see its status", "halted"},
     [PD_WAIT_DIVERGED] = {PACKD__V1__WAIT_REASON__WAIT_DIVERGED,
-                          "planning again gave another plan; needs an operator"},
+                          "planning again gave another plan; needs an operator", "diverged"},
 };
+
+const char *pd_waiting_label(enum pd_wait_reason reason)
+{
+    return reasons[reason].label;
+}
 
 static void begin(struct pd_waiting *waiting, uint64_t step, uint32_t micro, uint64_t since_ns,
                   uint64_t incarnation)

@@ -26,6 +26,8 @@ void pd_waiting_make_feed(struct pd_waiting *waiting, const struct pd_wait_info 
                           uint64_t incarnation);
 /* Turns what make made into: the log is full, a commit is waited for. *stall must stay. */
 void pd_waiting_make_commit(struct pd_waiting *waiting, const struct pd_stall *stall);
+/* The reason in one word, as metrics have it ("samples", "build"); "" for none. */
+const char *pd_waiting_label(enum pd_wait_reason reason);
 /* The message borrows the names. */
 void pd_waiting_stall(Packd__V1__Stall *message, const struct pd_stall *stall);
 /* This client has granted no credit since `since_ns` (wall clock). */

@@ -225,7 +225,7 @@ class DeliveryTest(unittest.TestCase):
             ingest = peer.admin(packd.address, "Status", pb.StatusRequest()).feeds[0].ingest
             self.assertEqual((ingest.samples, ingest.tokens, ingest.bytes, ingest.blocks), (2, 40, 160, 1))
             self.assertEqual({r.reason: r.count for r in ingest.rejects}, {"EMPTY_SAMPLE": 1, "TOKEN_OUT_OF_VOCAB": 2})
-            self.assertEqual(packd.metrics()["packd_ingest_bytes_total"], 160)
+            self.assertEqual(packd.metrics()['packd_ingest_bytes_total{feed="default"}'], 160)
 
     def test_a_reader_at_the_horizon_is_told_so(self):
         """Nothing more is planned until a trainer has received more, whether the feed is open or has ended."""

@@ -85,7 +85,7 @@ class RecountTest(unittest.TestCase):
         for kind, key in kinds.items():
             found = [v for k, v in metrics.items() if k.startswith("packd_pack_tokens_total") and f'kind="{kind}"' in k]
             self.assertEqual(sum(found), counted[key], kind)
-        self.assertEqual(metrics["packd_ingest_samples_total"], counted["samples"])
+        self.assertEqual(metrics['packd_ingest_samples_total{feed="default"}'], counted["samples"])
 
     def compare_explain(self, packd, counted):
         seen = set()

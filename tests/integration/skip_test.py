@@ -100,7 +100,7 @@ class SkipStepsTest(unittest.TestCase):
         self.assertEqual([(r.first, r.last) for r in status.skipped], [(2, 4)])
         self.assertEqual(explain(packd, 3).state, pb.STEP_SKIPPED)
         self.assertNotEqual(explain(packd, 5).state, pb.STEP_SKIPPED)
-        self.assertEqual(packd.metrics()['packd_steps_skipped_total{cause="operator"}'], 3)
+        self.assertEqual(packd.metrics()['packd_steps_skipped_total{feed="default",cause="operator"}'], 3)
         detail = self.fails(grpc.StatusCode.FAILED_PRECONDITION, "STEP_PLANNED", lambda: skip(packd, 7, steps))
         self.assertIn(str(steps), detail.text)
         self.fails(grpc.StatusCode.INVALID_ARGUMENT, "BAD_RANGE", lambda: skip(packd, 7, 6))
@@ -207,7 +207,7 @@ class ViolationTest(unittest.TestCase):
             self.assertEqual((back.generation, [(r.first, r.last) for r in back.skipped]), (opened.generation + 1, [(3, 3)]))
             rest = [b.header.step for b in peer.Fetch(packd.address, back, first_step=3).all()]
             self.assertEqual(rest, list(range(4, job_status(packd).planned_step + 1)))
-            self.assertEqual(packd.metrics()['packd_steps_skipped_total{cause="violation"}'], 1)
+            self.assertEqual(packd.metrics()['packd_steps_skipped_total{feed="default",cause="violation"}'], 1)
             self.assertEqual(explain(packd, 3).state, pb.STEP_SKIPPED)
             self.assertRegex(packd.log(), r"ERROR step_left_out feed=default job=train step=3")
             self.assertEqual(packd.http("/readyz")[0], 200)

@@ -175,10 +175,11 @@ class StepsTest(unittest.TestCase):
             harness.wait_for("the status of a later second",
                              lambda: packd.metrics().get('packd_streams{feed="default",state="open"}') == 1)
             values = packd.metrics()
-            self.assertEqual(values["packd_ingest_samples_total"], 100)
+            self.assertEqual(values['packd_ingest_samples_total{feed="default"}'], 100)
             self.assertGreater(values['packd_feed_packs{feed="default"}'], 0)
             self.assertEqual(values["packd_ready"], 1)
-            self.assertIn("feed default", packd.http("/")[1])
+            page = json.loads(packd.http("/status.json")[1])
+            self.assertEqual((page["readiness"], page["feeds"][0]["name"], page["feeds"][0]["streams_total"]), ("ready", "default", 1))
             push.close()
 
     def test_batches_are_probed(self):
@@ -194,8 +195,9 @@ class StepsTest(unittest.TestCase):
                 self.assertEqual(values['packd_validation_batches_total{backend="cpu",result="passed"}'] > 0, probed)
                 if probed:  # then the self-test was first
                     device = packd.status()["validator"]["device"]
-                    self.assertEqual(values['packd_validator_info{backend="cpu",device="%s"}' % device], 1)
-                self.assertFalse([k for k in values if k.startswith("packd_validation_violations_total")])
+                    harness.wait_for("the validator's state of a later second", lambda: packd.metrics().get(
+                        'packd_validator_info{backend="cpu",device="%s"}' % device) == 1)
+                self.assertFalse([k for k, v in values.items() if k.startswith("packd_validation_violations_total") and v])
                 fetch.close()
                 push.close()
 

@@ -97,11 +97,11 @@ def served(packd, feed="default"):
 
 
 def violations(packd):
-    """{check: count} of /metrics."""
+    """{check: count} of /metrics, where it is not 0."""
     found = {}
     for name, value in packd.metrics().items():
         match = re.fullmatch(r'packd_validation_violations_total\{check="(\w+)"\}', name)
-        if match:
+        if match and value:
             found[match[1]] = int(value)
     return found
 

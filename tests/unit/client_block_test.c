@@ -70,10 +70,10 @@ static Packd__V1__BlockHead *take_apart(struct pd_client_block *block, struct pd
         if (piece > total - offset)
             piece = total - offset;
         uint8_t prefix[64];
-        struct pd_rpc_part parts[5];
+        struct pd_rpc_part parts[PD_RPC_PARTS_MAX];
         struct pd_buf message = {0};
         size_t count = pd_client_block_message(block, offset, piece, prefix, parts);
-        assert_true(count <= 5);
+        assert_true(count <= PD_RPC_PARTS_MAX);
         for (size_t i = 0; i < count; i++) {
             pd_buf_put(&message, parts[i].data, parts[i].bytes);
             if (parts[i].release)

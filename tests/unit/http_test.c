@@ -31,10 +31,10 @@ static bool on_ready(void *ctx, struct pd_buf *text)
     return server->ready;
 }
 
-static void on_index(void *ctx, struct pd_buf *text)
+static void on_status(void *ctx, struct pd_buf *json)
 {
     (void)ctx;
-    pd_buf_put(text, "hello\n", 6);
+    pd_buf_put(json, "{\"hello\":1}", 11);
 }
 
 static int start(void **state)
@@ -47,7 +47,7 @@ static int start(void **state)
                                             .address = "127.0.0.1:0",
                                             .ctx = server,
                                             .ready = on_ready,
-                                            .index = on_index};
+                                            .status = on_status};
     if (pd_http_start(&options, &server->http, &error) != 0)
         fail_msg("%s", error.text);
     *state = server;
@@ -127,7 +127,13 @@ static void test_answers(void **state)
     char *text = asked(server, "GET", "/livez", "");
     has(text, "HTTP/1.1 200 ");
     has(text, "\r\n\r\nok\n");
-    has(asked(server, "GET", "/", ""), "\r\n\r\nhello\n");
+    has(asked(server, "GET", "/healthz", ""), "\r\n\r\nok\n");
+    has(asked(server, "GET", "/status.json", ""), "\r\n\r\n{\"hello\":1}");
+    const char *page = asked(server, "GET", "/", "");
+    has(page, "\r\n\r\n<!doctype html>");
+    has(page, "Content-Security-Policy: default-src 'none'; style-src 'sha256-");
+    has(page, "Content-Type: text/html");
+    assert_null(strstr(page, "unsafe-inline"));
     has(asked(server, "GET", "/nothing", ""), "HTTP/1.1 404 ");
     has(asked(server, "GET", "/metrics/", ""), "HTTP/1.1 404 ");
     has(asked(server, "GET", "/livez?verbose=1", ""), "HTTP/1.1 200 ");
@@ -266,7 +272,7 @@ static void refused(const struct server *server, const char *address, const char
                                             .address = address,
                                             .ctx = (void *)server,
                                             .ready = on_ready,
-                                            .index = on_index};
+                                            .status = on_status};
     assert_int_equal(pd_http_start(&options, &http, &error), PD_EUNAVAIL);
     assert_string_equal(error.reason, "BIND");
     has(error.text, words);

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -31,16 +32,29 @@ static void has(const char *text, const char *line)
 static void test_everything_starts_at_zero(void **state)
 {
     (void)state;
+    static const char *const feeds[] = {"a", "b"};
+    pd_metrics_feeds(feeds, PD_COUNT_OF(feeds));
+    pd_metrics_method("/packd.v1.Feed/Fetch");
+    pd_metrics_method("/packd.v1.Feed/Fetch");
     char *text = rendered(false);
 #define X(id, name, help) has(text, "\n" name " 0\n");
     PD_COUNTERS(X)
 #undef X
-#define X(id, name, help) has(text, "\n" name "_count 0\n");
+#define X(id, name, buckets, help) has(text, "\n" name "_count 0\n");
     PD_HISTOGRAMS(X)
 #undef X
 #define X(id, name, label, help) has(text, "# TYPE " name " counter\n");
     PD_LABELLED_COUNTERS(X)
 #undef X
+#define X(id, name, help) has(text, "\n" name "{feed=\"b\"} 0\n");
+    PD_FEED_COUNTERS(X)
+#undef X
+    has(text, "packd_serve_waited_seconds_total{feed=\"a\",waits_for=\"samples\"} 0\n");
+    has(text, "packd_serve_waited_seconds_total{feed=\"b\",waits_for=\"credit\"} 0\n");
+    has(text,
+        "grpc_server_started_total{grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\"} 0\n");
+    has(text, "grpc_server_handled_total{grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\","
+              "grpc_code=\"DataLoss\"} 0\n");
     has(text, "process_open_fds ");
     has(text, "process_cpu_seconds_total ");
     has(text, "process_resident_memory_bytes ");
@@ -87,6 +101,95 @@ static void test_histogram(void **state)
     free(text);
 }
 
+static void test_ratios(void **state)
+{
+    (void)state;
+    pd_metric_observe(PD_M_OCCUPANCY, 1000000000);
+    pd_metric_observe(PD_M_OCCUPANCY, 995000001);
+    char *text = rendered(false);
+    has(text, "packd_pack_occupancy_ratio_bucket{le=\"0.995\"} 0\n");
+    has(text, "packd_pack_occupancy_ratio_bucket{le=\"0.999\"} 1\n");
+    has(text, "packd_pack_occupancy_ratio_bucket{le=\"1.0\"} 2\n");
+    free(text);
+}
+
+static void test_feeds_and_sets(void **state)
+{
+    (void)state;
+    pd_metric_add_feed(PD_F_INGEST_TOKENS, 1, 70);
+    pd_metric_add_feed(PD_F_INGEST_TOKENS, 1, 7);
+    pd_metric_add_set(PD_S_WAITED, 0, "samples", 2500000000);
+    pd_metric_add_set(PD_S_WAITED, 0, "no such word", 1000000000);
+    pd_metric_add_set(PD_S_COMPUTE, 1, "padded", 12);
+    assert_int_equal(pd_metric_feed_value(PD_F_INGEST_TOKENS, 1), 77);
+    char *text = rendered(false);
+    has(text, "packd_ingest_tokens_total{feed=\"a\"} 0\n");
+    has(text, "packd_ingest_tokens_total{feed=\"b\"} 77\n");
+    has(text, "packd_serve_waited_seconds_total{feed=\"a\",waits_for=\"samples\"} 2.5\n");
+    has(text, "packd_serve_waited_seconds_total{feed=\"a\",waits_for=\"other\"} 1\n");
+    has(text, "packd_serve_waited_seconds_total{feed=\"b\",waits_for=\"samples\"} 0\n");
+    has(text, "packd_compute_units_total{feed=\"b\",layout=\"padded\"} 12\n");
+    free(text);
+}
+
+static void test_calls(void **state)
+{
+    (void)state;
+    pd_metric_call_started("/packd.v1.Feed/Fetch");
+    pd_metric_call_ended("/packd.v1.Feed/Fetch", 10, 30000000);
+    pd_metric_call_started("/from/anywhere");
+    pd_metric_call_ended("/from/anywhere", 12, 1);
+    char *text = rendered(true);
+#define FETCH "grpc_service=\"packd.v1.Feed\",grpc_method=\"Fetch\""
+#define UNKNOWN "grpc_service=\"unknown\",grpc_method=\"unknown\""
+    has(text, "grpc_server_started_total{" FETCH "} 1\n");
+    has(text, "grpc_server_handled_total{" FETCH ",grpc_code=\"Aborted\"} 1\n");
+    has(text, "grpc_server_handled_total{" FETCH ",grpc_code=\"OK\"} 0\n");
+    has(text, "grpc_server_handling_seconds_bucket{" FETCH ",le=\"0.025\"} 0\n");
+    has(text, "grpc_server_handling_seconds_bucket{" FETCH ",le=\"0.1\"} 1\n");
+    has(text, "grpc_server_handling_seconds_sum{" FETCH "} 0.03\n");
+    has(text, "grpc_server_started_total{" UNKNOWN "} 1\n");
+    has(text, "grpc_server_handled_total{" UNKNOWN ",grpc_code=\"Unimplemented\"} 1\n");
+    assert_null(strstr(text, "anywhere"));
+    free(text);
+}
+
+static size_t series_in(const char *text)
+{
+    size_t series = 0;
+    for (const char *line = text; line && *line; line = strchr(line, '\n'), line += line != NULL)
+        series += *line != '#';
+    return series;
+}
+
+/* In CPU time of this thread, so that a busy machine changes little. */
+static void test_cost_of_a_scrape(void **state)
+{
+    (void)state;
+    static char paths[30][40];
+    for (size_t i = 0; i < PD_COUNT_OF(paths); i++) {
+        snprintf(paths[i], sizeof paths[i], "/packd.v1.Test/Method%zu", i);
+        pd_metrics_method(paths[i]);
+    }
+    struct timespec before, after;
+    size_t series = 0;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+    for (int i = 0; i < 20; i++) {
+        char *text = rendered(i % 2);
+        series = series_in(text);
+        free(text);
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+    double ms = ((double)(after.tv_sec - before.tv_sec) * 1e3 +
+                 (double)(after.tv_nsec - before.tv_nsec) / 1e6) /
+                20;
+    print_message("a scrape of %zu series takes %.3f ms of CPU\n", series, ms);
+    assert_true(series > 1000);
+#if !defined PD_ASAN && !defined PD_TSAN
+    assert_true(ms * 1000 / (double)series <= 5);
+#endif
+}
+
 static void *add_many(void *arg)
 {
     (void)arg;
@@ -94,7 +197,7 @@ static void *add_many(void *arg)
         char label[16];
         snprintf(label, sizeof label, "c%d", i % 10);
         pd_metric_add(PD_M_COMMITS, 1);
-        pd_metric_add_labelled(PD_M_GRPC_HANDLED, label, 1);
+        pd_metric_add_labelled(PD_M_PRUNED_TOKENS, label, 1);
         pd_metric_observe(PD_M_CHECK_SECONDS, 1000);
         pd_metric_heartbeat("worker");
     }
@@ -113,7 +216,7 @@ static void test_threads(void **state)
     char *text = rendered(false);
     for (int i = 0; i < 10; i++) {
         char line[64];
-        snprintf(line, sizeof line, "packd_grpc_handled_total{code=\"c%d\"} 8000\n", i);
+        snprintf(line, sizeof line, "packd_pruned_tokens_total{view=\"c%d\"} 8000\n", i);
         has(text, line);
     }
     has(text, "packd_validation_duration_seconds_count 80000\n");
@@ -258,10 +361,14 @@ int main(void)
         cmocka_unit_test(test_everything_starts_at_zero),
         cmocka_unit_test(test_labels),
         cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_ratios),
+        cmocka_unit_test(test_feeds_and_sets),
+        cmocka_unit_test(test_calls),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_collectors),
         cmocka_unit_test(test_lint),
         cmocka_unit_test(test_reference_page_is_current),
+        cmocka_unit_test(test_cost_of_a_scrape),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

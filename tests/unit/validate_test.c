@@ -130,10 +130,10 @@ static void test_faults_are_found(void **state)
                      finding.text, name);
         case_free(c);
     }
-    struct pd_validation_info info;
-    pd_validation_info(validation, &info);
-    assert_int_equal(info.counts[0][PD_PROBED_VIOLATION], PD_COUNT_OF(faults));
-    assert_int_equal(info.counts[0][PD_PROBED_PASSED], 0);
+    uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS];
+    pd_validation_counts(validation, counts);
+    assert_int_equal(counts[0][PD_PROBED_VIOLATION], PD_COUNT_OF(faults));
+    assert_int_equal(counts[0][PD_PROBED_PASSED], 0);
     pd_validation_stop(validation);
     pd_config_fini(&config);
 }
