@@ -69,6 +69,9 @@ struct daemon {
     struct pd_watch *watch;
     struct pd_repro repro;
     struct pd_skip_step skip_step;
+    struct pd_config *file, *fresh; /* as read again and in force; being told to the sequencer */
+    struct pd_request_reload reload;
+    atomic_bool reloaded;
     struct pd_validation *validation;
     struct pd_collector *collector;
     struct pd_sequencer *sequencer;
@@ -161,12 +164,74 @@ static void begin_end(struct daemon *d, const char *why)
     sem_post(&d->stopper_go);
 }
 
+/* ---- reload ---- */
+
+static void config_free(struct pd_config *config)
+{
+    if (config)
+        pd_config_fini(config);
+    free(config);
+}
+
+static void on_reloaded(struct pd_request *request) /* sequencer thread */
+{
+    struct daemon *d = PD_CONTAINER_OF(request, struct daemon, reload.base);
+    atomic_store(&d->reloaded, true);
+    uv_async_send(&d->bell);
+}
+
+static void reload_failed(struct daemon *d, const struct pd_error *error)
+{
+    pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\" effect=\"all stays as it was\"",
+           error->reason, error->text);
+    config_free(d->fresh);
+    d->fresh = NULL;
+}
+
+static void begin_reload(struct daemon *d)
+{
+    struct pd_error error = {0};
+    if (d->fresh || !d->sequencer)
+        return; /* one is under way: its file may be older, so the sender asks again */
+    d->fresh = calloc(1, sizeof *d->fresh);
+    int rc = d->fresh ? pd_options_config(&d->options, d->fresh, &error)
+                      : pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "out of memory");
+    if (rc != 0) {
+        free(d->fresh);
+        d->fresh = NULL;
+        reload_failed(d, &error);
+        return;
+    }
+    d->reload = (struct pd_request_reload){.base = {.kind = PD_REQUEST_RELOAD, .done = on_reloaded},
+                                           .config = d->fresh};
+    rc = pd_sequencer_submit(d->sequencer, &d->reload.base);
+    if (rc != 0) {
+        pd_error_set(&error, rc, "STOPPING", "the sequencer takes no request");
+        reload_failed(d, &error);
+    }
+}
+
+static void end_reload(struct daemon *d)
+{
+    if (d->reload.base.result != 0) {
+        reload_failed(d, &d->reload.base.error);
+        return;
+    }
+    pd_log(
+        PD_LOG_INFO, "reloaded",
+        "feeds_changed=%u text=\"planning rules and weights of feeds; other keys act at the next "
+        "start\"",
+        d->reload.changed);
+    config_free(d->file);
+    d->file = d->fresh;
+    d->fresh = NULL;
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *d = handle->data;
     if (number == SIGHUP) {
-        pd_log(PD_LOG_INFO, "reload",
-               "text=\"nothing can be reloaded yet; restart to apply a changed configuration\"");
+        begin_reload(d);
         return;
     }
     if (d->state == STOPPING) {
@@ -188,6 +253,8 @@ static void on_bell(uv_async_t *bell)
         pd_log(PD_LOG_INFO, "serving", "why=\"Drain undone\"");
         set_state(d, SERVING);
     }
+    if (atomic_exchange(&d->reloaded, false))
+        end_reload(d);
     if (atomic_load(&d->rpc_stopped))
         uv_stop(&d->loop);
 }
@@ -259,6 +326,8 @@ static void stop_loop(void *ctx)
 {
     struct daemon *d = ctx;
     close_loop(&d->loop);
+    config_free(d->file);
+    config_free(d->fresh);
     pd_http_free(d->http);
     pd_collector_free(d->collector);
 }

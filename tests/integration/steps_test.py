@@ -156,7 +156,7 @@ class StepsTest(unittest.TestCase):
     def test_hangup_changes_nothing(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             packd.process.send_signal(signal.SIGHUP)
-            harness.wait_for("the log line", lambda: "nothing can be reloaded yet" in packd.log())
+            harness.wait_for("the log line", lambda: "reloaded feeds_changed=0" in packd.log())
             self.assertEqual(packd.http("/readyz")[0], 200)
 
     def test_log_lines_as_json(self):
