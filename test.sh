@@ -4,6 +4,7 @@
 #   ./test.sh           what every change must pass, under 15 minutes on 2 cores
 #   ./test.sh --full    adds sanitizer builds, longer fuzzing and the long forms of the tests
 #
+# $PACKD_TORCH_PYTHON, where set, is an interpreter with a current torch (and transformers) for the tests that need one; else they are skipped.
 # Installs missing Debian packages first (with sudo when not root).
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -12,7 +13,7 @@ full=0
 case ${1:-} in
 "") ;;
 --full) full=1 ;;
--h | --help) sed -n 2,7p "$0"; exit 0 ;;
+-h | --help) sed -n 2,8p "$0"; exit 0 ;;
 *) echo "test.sh: unknown argument '$1'; see ./test.sh --help" >&2; exit 2 ;;
 esac
 

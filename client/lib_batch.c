@@ -106,6 +106,23 @@ static const char *check_samples(const Packd__V1__BatchHeader *h)
     return NULL;
 }
 
+/* What images and tensors take of the payload: the job's bound is for the built-in arrays, as tensors
+ * are what producers make them. */
+static uint64_t media_bytes(const Packd__V1__BatchHeader *h)
+{
+    static const char *const core[] = {"tokens", "cu_seqlens", "seq_lens", "sample_index"};
+    uint64_t sum = 0;
+    for (size_t i = 0; i < h->n_arrays; i++) {
+        bool built_in = is_derivable_name(h->arrays[i]->name);
+        for (size_t k = 0; k < PD_COUNT_OF(core); k++)
+            built_in = built_in || strcmp(h->arrays[i]->name, core[k]) == 0;
+        uint64_t bytes = h->arrays[i]->bytes;
+        if (!built_in && bytes <= h->payload_bytes) /* checked against the shape later */
+            sum += bytes + ALIGN;
+    }
+    return sum < h->payload_bytes ? sum : h->payload_bytes;
+}
+
 static const char *check_parsed(const struct pd_client_batch *batch)
 {
     const Packd__V1__BatchHeader *h = batch->parsed;
@@ -118,7 +135,8 @@ static const char *check_parsed(const struct pd_client_batch *batch)
     if (h->n_real_segments > h->n_segments ||
         (h->fixed_segments == 0 && h->n_segments > (uint64_t)h->rows * h->width))
         return "the number of segments";
-    if (h->payload_bytes > batch->payload_max_bytes || h->core_bytes > h->payload_bytes)
+    if (h->payload_bytes - media_bytes(h) > batch->payload_max_bytes ||
+        h->core_bytes > h->payload_bytes)
         return "payload_bytes is more than the job's largest batch, or less than core_bytes";
     if (batch->expected_bytes != h->payload_bytes && batch->expected_bytes != h->core_bytes)
         return "the bytes announced are neither payload_bytes nor core_bytes";

@@ -17,6 +17,9 @@
 #define TIMEOUT_MS 60000
 #define WORLD_TOKEN_MAX_BYTES 64
 #define PREFETCH_MAX 1024
+#define AUTO_COMMIT_PART 4 /* of auto_commit steps: at most so few at once */
+#define AUTO_COMMIT_MS 5000
+#define AUTO_COMMIT_RETRY_NS UINT64_C(1000000000)
 
 /* ---- open and free --------------------------------------------------------------------------- */
 
@@ -253,12 +256,33 @@ static int look(struct packd_job *job, const struct packd_batch **out, uint64_t 
     return pd_clock_mono_ns() >= deadline_ns ? timed_out(job, error) : 0;
 }
 
+/* options.auto_commit, in groups of some steps unless the log fills up. One that fails is made up for
+ * by a later one; a world that is over hears of it from the fetch. */
+static void auto_commit(struct packd_job *job)
+{
+    int64_t behind = job->options.auto_commit;
+    if (behind == 0 || job->options.dp_rank != 0 || job->options.kind == PACKD_KIND_READER ||
+        pd_clock_mono_ns() < job->auto_commit_after_ns)
+        return;
+    struct packd_job_info info;
+    struct packd_commit_needed needed;
+    packd_job_info(job, &info);
+    packd_job_commit_needed(job, &needed);
+    int64_t step = info.returned_step - behind;
+    int64_t group = needed.needed ? 1 : 1 + behind / AUTO_COMMIT_PART;
+    if (step < (int64_t)info.first_step || step < info.committed_step + group)
+        return;
+    if (packd_job_commit(job, (uint64_t)step, AUTO_COMMIT_MS, NULL) != 0)
+        job->auto_commit_after_ns = pd_clock_mono_ns() + AUTO_COMMIT_RETRY_NS;
+}
+
 int packd_job_next(struct packd_job *job, int64_t timeout_ms, const struct packd_batch **batch,
                    struct packd_error *error)
 {
     PD_MAGIC_CHECK(job, PD_JOB_MAGIC);
     uint64_t deadline = pd_conn_deadline_ns(timeout_ms, job->options.timeout_ms, TIMEOUT_MS);
     int rc;
+    auto_commit(job);
     pthread_mutex_lock(&job->lock);
     while ((rc = look(job, batch, deadline, error)) == 0)
         pd_cond_wait_until(&job->changed, &job->lock, deadline);

@@ -43,6 +43,7 @@ struct packd_job {
     uint64_t waiting_serial;                  /* G: moves when the reason changes */
     struct packd_commit_needed commit_needed; /* G */
     uint64_t commit_needed_serial;            /* G */
+    uint64_t auto_commit_after_ns;            /* caller's: the last one failed, not before this */
     uint64_t told_waiting, told_commit;       /* G: serials the callbacks have seen */
     struct packd_end end;                     /* G */
     bool limit_reached;                       /* G: behind until_step */

@@ -51,6 +51,7 @@ static struct pd_layout_rules rules_of(const struct packd_spec *spec)
         .width_count = spec->width_count,
         .fixed_segments = spec->fixed_segments,
         .segments_max = spec->max_segments,
+        .positions = spec->mrope ? PD_POSITIONS_MROPE : PD_POSITIONS_1D,
     };
     memcpy(rules.widths, spec->widths, sizeof rules.widths);
     return rules;
@@ -164,7 +165,8 @@ int ctl_batch_check(const struct packd_spec *spec, const struct packd_batch *b, 
         snprintf(text, size, "more arrays or dimensions than the check knows");
         return PACKD_ECORRUPT;
     }
-    if (pd_check_batch(&rules, &batch, b->payload, NULL, &finding) == 0)
+    struct pd_check_input input = {.rules = &rules, .batch = &batch, .payload = b->payload};
+    if (pd_check_batch(&input, &finding) == 0)
         return 0;
     snprintf(text, size, "%s at row %u, position %u: %s", pd_check_name(finding.check), finding.row,
              finding.position, finding.text);

@@ -265,6 +265,8 @@ enum {
     OPT_STEPS,
     OPT_OUT,
     OPT_COMMIT_EVERY,
+    OPT_AUTO_COMMIT,
+    OPT_REGROUP,
     OPT_FEED,
     OPT_READER,
     OPT_ARRAYS,
@@ -284,6 +286,8 @@ static const struct option fetch_options[] = {
     {"steps", required_argument, NULL, OPT_STEPS},
     {"out", required_argument, NULL, OPT_OUT},
     {"commit-every", required_argument, NULL, OPT_COMMIT_EVERY},
+    {"auto-commit", required_argument, NULL, OPT_AUTO_COMMIT},
+    {"regroup", no_argument, NULL, OPT_REGROUP},
     {"feed", required_argument, NULL, OPT_FEED},
     {"reader", no_argument, NULL, OPT_READER},
     {"arrays", required_argument, NULL, OPT_ARRAYS},
@@ -337,6 +341,12 @@ static bool set_option(struct fetch *fetch, int option)
         fetch->commit_every = ctl_number("commit-every", optarg, 1, UINT32_MAX);
         o->commit_every = (uint32_t)fetch->commit_every;
         return true;
+    case OPT_AUTO_COMMIT:
+        o->auto_commit = (uint32_t)ctl_number("auto-commit", optarg, 1, 1 << 20);
+        return true;
+    case OPT_REGROUP:
+        o->regroup = true;
+        return true;
     case OPT_FEED:
         o->feed = optarg;
         return true;
@@ -375,7 +385,8 @@ static int run_fetch(struct ctl *ctl, int argc, char **argv)
         return CTL_USAGE;
     if (!fetch.options.job || fetch.options.dp_size == 0 || !have_rank)
         return ctl_usage(ctl, "--job, --dp-size and --rank are required");
-    if (fetch.commit_every > 0 && fetch.options.kind == PACKD_KIND_READER)
+    bool commits = fetch.commit_every > 0 || fetch.options.auto_commit > 0;
+    if (commits && fetch.options.kind == PACKD_KIND_READER)
         return ctl_usage(ctl, "a --reader does not commit");
     if (ctl->timeout_ms > 0)
         fetch.options.timeout_ms = ctl->timeout_ms;
@@ -400,6 +411,8 @@ const struct ctl_command ctl_fetch_command = {
             "  --steps N          stop after N steps, else at the end of the feed\n"
             "  --out DIR          write step-%08d-micro-%02d-rank-%04d.safetensors there\n"
             "  --commit-every N   commit after every N steps and at the end\n"
+            "  --auto-commit N    rank 0 commits what lies N steps behind, as it goes\n"
+            "  --regroup          accept another number of packs a step, at the last commit\n"
             "  --feed F           feed, else `default`\n"
             "  --reader           look only: hold nothing in the log, move nothing\n"
             "  --arrays core|all  what travels; core (the default) rebuilds the rest here\n"

@@ -117,6 +117,7 @@ static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
            integer(job, "delivered_step"), integer(job, "committed_step"),
            bytes(&s, number(job, "bytes_held")), padding_rate(json_object_get(job, "served")),
            !truth(job, "started")                          ? "not opened yet"
+           : truth(job, "released")                        ? "released (idle)"
            : strcmp(text(spec, "kind"), "JOB_READER") == 0 ? "reader"
            : integer(job, "end_step") >= 0 &&
                    integer(job, "delivered_step") >= integer(job, "end_step")
@@ -171,6 +172,31 @@ static void print_feed_numbers(const struct ctl *ctl, const json_t *feed)
            bytes(&s, number(feed, "log_max_bytes")));
 }
 
+/* What pruning spares, and a rule's view that nobody has pushed. */
+static void print_pruning(const struct ctl *ctl, const json_t *pruning)
+{
+    struct shown s = {0};
+    size_t i;
+    json_t *view;
+    if (!pruning)
+        return;
+    printf("  pruned    %s samples, %s tokens, %s patches: %.2f %% less attention, %.2f %% less of "
+           "cost\n",
+           count(&s, number(pruning, "samples")), count(&s, number(pruning, "tokens")),
+           count(&s, number(pruning, "patches")),
+           (double)integer(pruning, "attention_saved_ppm") / 1e4,
+           (double)integer(pruning, "cost_saved_ppm") / 1e4);
+    json_array_foreach(json_object_get(pruning, "views"), i, view)
+        if (truth(view, "seen"))
+            printf("    view %-16s %s samples, %s tokens, %s patches, %.2f %% of attention\n",
+                   text(view, "name"), count(&s, number(view, "samples")),
+                   count(&s, number(view, "tokens")), count(&s, number(view, "patches")),
+                   (double)integer(view, "attention_saved_ppm") / 1e4);
+        else
+            printf("    view %-16s %snever seen: is the name right?%s\n", text(view, "name"),
+                   ctl_red(ctl), ctl_plain(ctl));
+}
+
 static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_ms)
 {
     struct shown s = {0};
@@ -187,6 +213,7 @@ static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_m
     if (text(feed, "halted")[0])
         printf("  %shalted: %s%s\n", ctl_red(ctl), text(feed, "halted"), ctl_plain(ctl));
     print_feed_numbers(ctl, feed);
+    print_pruning(ctl, json_object_get(feed, "pruning"));
     print_waiting(ctl, "planning", json_object_get(feed, "waiting"), now_ms);
     if (json_array_size(jobs) > 0)
         printf("    %s%-20s %6s %9s %9s %9s %8s %10s%s\n", ctl_dim(ctl), "job", "packs", "planned",

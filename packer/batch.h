@@ -1,9 +1,14 @@
 /* A batch in memory: one contiguous little-endian payload and the table of arrays in it.
  *
  *   payload, each array at a multiple of 64 bytes:
- *   | tokens [R,W] | cu_seqlens [S+1] | seq_lens [S] | sample_index [S] | labels [R,W]
- *   | positions [R,W] | segment_ids [R,W] | loss_weight [R,W]
+ *   | tokens [R,W] | cu_seqlens [S+1] | seq_lens [S] | sample_index [S]
+ *   | vision arrays | tensors | positions [3,R,W], with M-RoPE
+ *   | labels [R,W] | positions [R,W], without | segment_ids [R,W] | loss_weight [R,W]
  *   | cu_seqlens_real [N+1] | cu_seqlens_padded [N+1] |
+ *
+ *   vision arrays  where a segment of the step has patches: packer/vision.h says what they are
+ *   tensors        NAME; of a ragged one NAME_cu_seqlens, one entry a segment, or of unit RUN one a
+ *                  span with NAME_sample_index beside it; of a loss NAME_loss_weight
  *
  * The order is fixed: what a reader may rebuild stands behind what it cannot, so that the core
  * payload of the wire is a prefix of the whole one.
@@ -23,7 +28,7 @@
 
 #define PD_ARRAY_ALIGN 64
 #define PD_ARRAY_NAME_MAX 64
-#define PD_ARRAYS_MAX 64
+#define PD_ARRAYS_MAX 128
 #define PD_LABEL_NONE (-100)
 
 struct pd_array {
@@ -58,6 +63,22 @@ struct pd_layout_rules {
     uint32_t fixed_segments;
     uint32_t segments_max; /* real segments a row, 0 = no cap; makes pd_layout_payload_max tight */
     enum pd_positions positions;
+    uint32_t vision_window; /* side of a window of the vision tower in merged tokens, 0 = none */
+};
+
+/* What the batches of a step carry beside tokens: a function of the step's packs and heads, the same
+ * for all its batches. All 0: nothing. */
+struct pd_media {
+    bool vision; /* some segment of the step has patches */
+    uint32_t tensor_count;
+    const struct pd_tensor_spec *tensors; /* those that some sample of the step has, by number */
+};
+
+/* Of a tensor that is declared as a loss, over a batch or a step. */
+struct pd_tensor_total {
+    uint32_t number;
+    uint64_t count; /* elements (of a pad mask: its entries) that are no padding */
+    double weight;  /* sum of their weights, in index order */
 };
 
 /* What a batch is: everything of the deterministic header that comes from the packs. Array pointers
@@ -72,6 +93,8 @@ struct pd_batch {
     struct pd_totals totals; /* of this batch */
     uint64_t tail_tokens;    /* padding behind the last slot of rows that hold a sample */
     uint64_t row_padding_tokens; /* positions of rows that hold none */
+    struct pd_tensor_total losses[PD_TENSORS_MAX]; /* of the tensors declared as a loss, by number */
+    uint32_t loss_count;
     struct pd_array arrays[PD_ARRAYS_MAX];
     uint32_t array_count;
     uint64_t payload_bytes; /* end of the last array, rounded up to PD_ARRAY_ALIGN */

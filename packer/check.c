@@ -8,7 +8,8 @@
  * Written from the contract alone: it shares no code with the layout, not even the array table, so
  * that a mistake in one is found by the other.
  *
- *   table > boundaries > lengths > sample index > plan > contents > pair > width > totals > digests
+ *   table > boundaries > lengths > sample index > plan > contents > pair > width > totals > media >
+ *   digests
  *
  * Invariant: a stage may rely on what the stages before it have proved, on nothing else. After the
  * table, every array has its full length inside the payload; after the boundaries, every slot lies
@@ -17,7 +18,7 @@
  * Ranges are compared without branches, whole, in loops that the compiler vectorises; only where a
  * range differs is it searched for the place. It does not look at the log: that a segment holds its
  * sample's bytes is for the server to compare. */
-#include "packer/check.h"
+#include "packer/check_scan.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -40,27 +41,8 @@ const char *pd_check_finding_name(const struct pd_check_finding *finding)
     return finding->kind ? finding->kind : pd_check_name(finding->check);
 }
 
-/* What one check knows: its arguments, views of the arrays, and what it has counted itself. */
-struct scan {
-    const struct pd_layout_rules *rules;
-    const struct pd_batch *batch;
-    const struct pd_pack *const *rows;
-    struct pd_check_finding *finding;
-    const int32_t *tokens, *positions, *segment_ids, *labels;
-    const float *loss_weight;
-    const int32_t *cu, *seq_lens, *sample_index, *cu_real, *cu_padded;
-    uint32_t used; /* segments that cover positions: S without the empty ones of fixed_segments */
-    struct pd_totals seen;
-    uint64_t tail_tokens, row_padding_tokens;
-    uint32_t max_seqlen;
-};
-
-static int report(struct scan *scan, enum pd_check check, uint64_t place, int64_t expected,
-                  int64_t found, const char *format, ...) __attribute__((format(printf, 6, 7)));
-
-/* `place` is a position of the flattened batch. */
-static int report(struct scan *scan, enum pd_check check, uint64_t place, int64_t expected,
-                  int64_t found, const char *format, ...)
+int pd_scan_report(struct pd_scan *scan, enum pd_check check, uint64_t place, int64_t expected,
+                   int64_t found, const char *format, ...)
 {
     struct pd_check_finding *finding = scan->finding;
     uint32_t width = scan->batch->width;
@@ -77,11 +59,11 @@ static int report(struct scan *scan, enum pd_check check, uint64_t place, int64_
     return PD_ECORRUPT;
 }
 
-static int report_value(struct scan *scan, enum pd_check check, const char *what, int64_t expected,
-                        int64_t found)
+static int report_value(struct pd_scan *scan, enum pd_check check, const char *what,
+                        int64_t expected, int64_t found)
 {
-    return report(scan, check, 0, expected, found, "%s is %lld, expected %lld", what,
-                  (long long)found, (long long)expected);
+    return pd_scan_report(scan, check, 0, expected, found, "%s is %lld, expected %lld", what,
+                          (long long)found, (long long)expected);
 }
 
 /* ---- the table
@@ -91,138 +73,196 @@ struct expected_array {
     const char *name;
     enum pd_dtype dtype;
     uint32_t rank;
-    uint64_t shape[2];
+    uint64_t shape[3];
 };
 
-#define CORE_ARRAYS 10
+#define HEAD_ARRAYS 4
+#define TAIL_ARRAYS 6
 
-static int check_array(struct scan *scan, const struct pd_array *array,
-                       const struct expected_array *want, uint64_t offset)
+static int check_array(struct pd_scan *scan, const struct pd_array *array,
+                       const struct expected_array *want)
 {
     if (strncmp(array->name, want->name, sizeof array->name) != 0)
-        return report(scan, PD_CHECK_SHAPE, 0, 0, 0, "another array stands where %s belongs",
-                      want->name);
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 0, 0,
+                              "another array stands where %s belongs", want->name);
     if (array->dtype != want->dtype || array->rank != want->rank)
-        return report(scan, PD_CHECK_SHAPE, 0, want->rank, array->rank,
-                      "%s has dtype %s, rank %u, expected %s, %u", want->name,
-                      pd_dtype_name(array->dtype), array->rank, pd_dtype_name(want->dtype),
-                      want->rank);
-    uint64_t bytes = 4;
-    for (uint32_t i = 0; i < want->rank; i++) {
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, want->rank, array->rank,
+                              "%s has dtype %s, rank %u, expected %s, %u", want->name,
+                              pd_dtype_name(array->dtype), array->rank, pd_dtype_name(want->dtype),
+                              want->rank);
+    for (uint32_t i = 0; i < want->rank; i++)
         if (array->shape[i] != want->shape[i])
-            return report(
+            return pd_scan_report(
                 scan, PD_CHECK_SHAPE, 0, (int64_t)want->shape[i], (int64_t)array->shape[i],
                 "%s has %llu entries in dimension %u, expected %llu", want->name,
                 (unsigned long long)array->shape[i], i, (unsigned long long)want->shape[i]);
-        bytes *= want->shape[i];
-    }
-    if (array->size_bytes != bytes || array->offset_bytes != offset)
-        return report(scan, PD_CHECK_SHAPE, 0, (int64_t)offset, (int64_t)array->offset_bytes,
-                      "%s has %llu bytes at %llu, expected %llu at %llu", want->name,
-                      (unsigned long long)array->size_bytes,
-                      (unsigned long long)array->offset_bytes, (unsigned long long)bytes,
-                      (unsigned long long)offset);
     return 0;
 }
 
-/* All arrays at their places, inside the payload, with nothing but zeros between them. */
-static int check_table(struct scan *scan, const void *payload)
+/* Bytes of what an array says it is; false for what cannot be. */
+static bool array_bytes(const struct pd_array *array, uint64_t *bytes)
+{
+    *bytes = pd_dtype_size_bytes(array->dtype);
+    if (*bytes == 0 || array->rank > sizeof array->shape / sizeof array->shape[0] ||
+        array->name[0] == 0 || !memchr(array->name, 0, sizeof array->name))
+        return false;
+    for (uint32_t i = 0; i < array->rank; i++)
+        if (__builtin_mul_overflow(*bytes, array->shape[i], bytes))
+            return false;
+    return *bytes < (uint64_t)INT64_MAX / 2;
+}
+
+/* One array at its place, inside the payload, with nothing but zeros behind it; moves *offset. */
+static int check_place(struct pd_scan *scan, const struct pd_array *array, uint64_t *offset)
+{
+    uint64_t bytes, payload_bytes = scan->batch->payload_bytes;
+    if (!array_bytes(array, &bytes))
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 0, array->rank,
+                              "an array's name, dtype or shape is none");
+    if (array->size_bytes != bytes || array->offset_bytes != *offset)
+        return pd_scan_report(
+            scan, PD_CHECK_SHAPE, 0, (int64_t)*offset, (int64_t)array->offset_bytes,
+            "%s has %llu bytes at %llu, expected %llu at %llu", array->name,
+            (unsigned long long)array->size_bytes, (unsigned long long)array->offset_bytes,
+            (unsigned long long)bytes, (unsigned long long)*offset);
+    uint64_t end = *offset + bytes;
+    uint64_t next = (end + PD_ARRAY_ALIGN - 1) / PD_ARRAY_ALIGN * PD_ARRAY_ALIGN;
+    if (next > payload_bytes)
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, (int64_t)next, (int64_t)payload_bytes,
+                              "%s ends at %llu, behind the payload's %llu bytes", array->name,
+                              (unsigned long long)end, (unsigned long long)payload_bytes);
+    for (uint64_t at = end; at < next; at++)
+        if (scan->payload[at] != 0)
+            return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 0, scan->payload[at],
+                                  "byte %llu behind %s is not zero", (unsigned long long)at,
+                                  array->name);
+    *offset = next;
+    return 0;
+}
+
+static int check_places(struct pd_scan *scan)
+{
+    const struct pd_batch *b = scan->batch;
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < b->array_count; i++) {
+        int rc = check_place(scan, &b->arrays[i], &offset);
+        if (rc != 0)
+            return rc;
+    }
+    if (b->payload_bytes != offset)
+        return report_value(scan, PD_CHECK_SHAPE, "payload_bytes", (int64_t)offset,
+                            (int64_t)b->payload_bytes);
+    return 0;
+}
+
+static const void *view_of(const struct pd_scan *scan, const char *name)
+{
+    return scan->payload + pd_batch_find(scan->batch, name)->offset_bytes;
+}
+
+/* The built-in arrays around those of media. */
+static int check_table(struct pd_scan *scan)
 {
     const struct pd_batch *b = scan->batch;
     const uint64_t r = b->rows, w = b->width, s = b->segment_count, n = b->megatron_count;
-    const struct expected_array want[CORE_ARRAYS] = {
+    const bool mrope = scan->planes == 3;
+    const struct expected_array labels = {"labels", PD_DTYPE_I32, 2, {r, w}};
+    const struct expected_array flat = {"positions", PD_DTYPE_I32, 2, {r, w}};
+    const struct expected_array planes = {"positions", PD_DTYPE_I32, 3, {3, r, w}};
+    const struct expected_array head[HEAD_ARRAYS] = {
         {"tokens", PD_DTYPE_I32, 2, {r, w}},
         {"cu_seqlens", PD_DTYPE_I32, 1, {s + 1}},
         {"seq_lens", PD_DTYPE_I32, 1, {s}},
         {"sample_index", PD_DTYPE_I32, 1, {s}},
-        {"labels", PD_DTYPE_I32, 2, {r, w}},
-        {"positions", PD_DTYPE_I32, 2, {r, w}},
+    };
+    const struct expected_array tail[TAIL_ARRAYS] = {
+        mrope ? planes : labels,
+        mrope ? labels : flat,
         {"segment_ids", PD_DTYPE_I32, 2, {r, w}},
         {"loss_weight", PD_DTYPE_F32, 2, {r, w}},
         {"cu_seqlens_real", PD_DTYPE_I32, 1, {n + 1}},
         {"cu_seqlens_padded", PD_DTYPE_I32, 1, {n + 1}},
     };
-    const void *view[CORE_ARRAYS];
-    const uint8_t *bytes = payload;
-    uint64_t offset = 0;
-    if (b->array_count != CORE_ARRAYS)
-        return report_value(scan, PD_CHECK_SHAPE, "the number of arrays", CORE_ARRAYS,
-                            b->array_count);
-    for (uint32_t i = 0; i < CORE_ARRAYS; i++) {
-        int rc = check_array(scan, &b->arrays[i], &want[i], offset);
-        if (rc != 0)
-            return rc;
-        uint64_t end = offset + b->arrays[i].size_bytes;
-        uint64_t next = (end + PD_ARRAY_ALIGN - 1) / PD_ARRAY_ALIGN * PD_ARRAY_ALIGN;
-        if (next > b->payload_bytes)
-            return report(scan, PD_CHECK_SHAPE, 0, (int64_t)next, (int64_t)b->payload_bytes,
-                          "%s ends at %llu, behind the payload's %llu bytes", want[i].name,
-                          (unsigned long long)end, (unsigned long long)b->payload_bytes);
-        for (uint64_t at = end; at < next; at++)
-            if (bytes[at] != 0)
-                return report(scan, PD_CHECK_SHAPE, 0, 0, bytes[at],
-                              "byte %llu behind %s is not zero", (unsigned long long)at,
-                              want[i].name);
-        view[i] = bytes + offset;
-        offset = next;
-    }
-    if (b->payload_bytes != offset)
-        return report_value(scan, PD_CHECK_SHAPE, "payload_bytes", (int64_t)offset,
-                            (int64_t)b->payload_bytes);
-    scan->tokens = view[0];
-    scan->cu = view[1];
-    scan->seq_lens = view[2];
-    scan->sample_index = view[3];
-    scan->labels = view[4];
-    scan->positions = view[5];
-    scan->segment_ids = view[6];
-    scan->loss_weight = view[7];
-    scan->cu_real = view[8];
-    scan->cu_padded = view[9];
+    const uint32_t built_in = HEAD_ARRAYS + TAIL_ARRAYS;
+    bool may_have_more = scan->media != NULL || !scan->rows;
+    if (b->array_count < built_in || b->array_count > PD_ARRAYS_MAX ||
+        (b->array_count > built_in && !may_have_more))
+        return report_value(scan, PD_CHECK_SHAPE, "the number of arrays", built_in, b->array_count);
+    scan->media_first = HEAD_ARRAYS;
+    scan->media_count = b->array_count - built_in;
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < HEAD_ARRAYS; i++)
+        rc = check_array(scan, &b->arrays[i], &head[i]);
+    for (uint32_t i = 0; rc == 0 && i < TAIL_ARRAYS; i++)
+        rc = check_array(scan, &b->arrays[HEAD_ARRAYS + scan->media_count + i], &tail[i]);
+    if (rc == 0)
+        rc = check_places(scan);
+    for (uint32_t i = 0; rc == 0 && i < b->array_count; i++)
+        if (pd_batch_find(b, b->arrays[i].name) != &b->arrays[i])
+            rc = pd_scan_report(scan, PD_CHECK_SHAPE, 0, 1, 2, "there are two arrays %s",
+                                b->arrays[i].name);
+    return rc;
+}
+
+static int open_table(struct pd_scan *scan)
+{
+    int rc = check_table(scan);
+    if (rc != 0)
+        return rc;
+    scan->tokens = view_of(scan, "tokens");
+    scan->cu = view_of(scan, "cu_seqlens");
+    scan->seq_lens = view_of(scan, "seq_lens");
+    scan->sample_index = view_of(scan, "sample_index");
+    scan->labels = view_of(scan, "labels");
+    scan->positions = view_of(scan, "positions");
+    scan->segment_ids = view_of(scan, "segment_ids");
+    scan->loss_weight = view_of(scan, "loss_weight");
+    scan->cu_real = view_of(scan, "cu_seqlens_real");
+    scan->cu_padded = view_of(scan, "cu_seqlens_padded");
     return 0;
 }
 
-static int check_header(struct scan *scan, const void *payload)
+static int check_header(struct pd_scan *scan)
 {
     const struct pd_layout_rules *rules = scan->rules;
     const struct pd_batch *b = scan->batch;
     if (rules->seq_len == 0 || rules->seg_align == 0 || rules->total_align == 0 ||
         rules->pad_segment < rules->seg_align)
         return report_value(scan, PD_CHECK_SHAPE, "a rule of the layout", 1, 0);
-    if ((uintptr_t)payload % sizeof(int32_t) != 0)
-        return report_value(scan, PD_CHECK_SHAPE, "the payload's alignment", 4, 1);
+    if ((uintptr_t)scan->payload % sizeof(int64_t) != 0)
+        return report_value(scan, PD_CHECK_SHAPE, "the payload's alignment", 8, 1);
     if (b->rows == 0 || b->width == 0 || (uint64_t)b->rows * b->width > INT32_MAX)
-        return report(scan, PD_CHECK_SHAPE, 0, 1, b->rows, "%u rows of %u positions", b->rows,
-                      b->width);
+        return pd_scan_report(scan, PD_CHECK_SHAPE, 0, 1, b->rows, "%u rows of %u positions",
+                              b->rows, b->width);
     if (rules->fixed_segments > 0 && b->segment_count != rules->fixed_segments)
         return report_value(scan, PD_CHECK_SHAPE, "S", rules->fixed_segments, b->segment_count);
     if (rules->fixed_segments > 0 && b->megatron_count != rules->fixed_segments)
         return report_value(scan, PD_CHECK_SHAPE, "N", rules->fixed_segments, b->megatron_count);
-    return check_table(scan, payload);
+    return open_table(scan);
 }
 
 /* ---- boundaries
  * ----------------------------------------------------------------------------------- */
 
-static int32_t total_positions(const struct scan *scan)
+static int32_t total_positions(const struct pd_scan *scan)
 {
     return (int32_t)(scan->batch->rows * scan->batch->width);
 }
 
 /* A violation found at segment s, placed where it starts. */
-static int report_segment(struct scan *scan, enum pd_check check, uint32_t s, int64_t expected,
+static int report_segment(struct pd_scan *scan, enum pd_check check, uint32_t s, int64_t expected,
                           int64_t found, const char *what)
 {
     const int32_t last = total_positions(scan) - 1;
     int32_t place = scan->cu[s] < 0 ? 0 : scan->cu[s] > last ? last : scan->cu[s];
-    return report(scan, check, (uint64_t)place, expected, found,
-                  "segment %u: %s is %lld, expected %lld", s, what, (long long)found,
-                  (long long)expected);
+    return pd_scan_report(scan, check, (uint64_t)place, expected, found,
+                          "segment %u: %s is %lld, expected %lld", s, what, (long long)found,
+                          (long long)expected);
 }
 
 /* cu_seqlens: from 0 to T, strictly upwards, every row start included; then only the empty entries
  * of fixed_segments. */
-static int check_boundaries(struct scan *scan)
+static int check_boundaries(struct pd_scan *scan)
 {
     const int32_t total = total_positions(scan), width = (int32_t)scan->batch->width;
     const int32_t align = (int32_t)scan->rules->seg_align;
@@ -256,12 +296,12 @@ static int check_boundaries(struct scan *scan)
     return 0;
 }
 
-static bool starts_row(const struct scan *scan, uint32_t s)
+static bool starts_row(const struct pd_scan *scan, uint32_t s)
 {
     return (uint32_t)scan->cu[s] % scan->batch->width == 0;
 }
 
-static int check_length(struct scan *scan, uint32_t s)
+static int check_length(struct pd_scan *scan, uint32_t s)
 {
     int32_t slot = scan->cu[s + 1] - scan->cu[s], length = scan->seq_lens[s];
     int32_t align = (int32_t)scan->rules->seg_align;
@@ -281,7 +321,7 @@ static int check_length(struct scan *scan, uint32_t s)
 }
 
 /* seq_lens within their slots, padding only at the end of a row; counts positions by kind. */
-static int check_lengths(struct scan *scan)
+static int check_lengths(struct pd_scan *scan)
 {
     uint32_t s = 0, in_row = 0, row_slots = 0;
     for (; s < scan->used; s++) {
@@ -318,7 +358,7 @@ static int check_lengths(struct scan *scan)
     return 0;
 }
 
-static int check_sample_index(struct scan *scan)
+static int check_sample_index(struct pd_scan *scan)
 {
     int32_t next = 0;
     for (uint32_t s = 0; s < scan->batch->segment_count; s++) {
@@ -333,13 +373,13 @@ static int check_sample_index(struct scan *scan)
 /* ---- the plan
  * ------------------------------------------------------------------------------------- */
 
-static uint32_t planned_count(const struct scan *scan, uint32_t row)
+static uint32_t planned_count(const struct pd_scan *scan, uint32_t row)
 {
     return scan->rows[row] ? scan->rows[row]->segment_count : 0;
 }
 
 /* Lengths and slots of one row as planned; moves *s behind the row. */
-static int check_plan_row(struct scan *scan, uint32_t row, uint32_t *s)
+static int check_plan_row(struct pd_scan *scan, uint32_t row, uint32_t *s)
 {
     const int32_t row_end = (int32_t)((row + 1) * scan->batch->width);
     const uint32_t planned = planned_count(scan, row);
@@ -362,12 +402,12 @@ static int check_plan_row(struct scan *scan, uint32_t row, uint32_t *s)
         scan->seen.patches += segment->patches;
     }
     if (i != planned)
-        return report(scan, PD_CHECK_PLAN, (uint64_t)row * scan->batch->width, planned, i,
-                      "row %u has %u segments, %u planned", row, i, planned);
+        return pd_scan_report(scan, PD_CHECK_PLAN, (uint64_t)row * scan->batch->width, planned, i,
+                              "row %u has %u segments, %u planned", row, i, planned);
     return 0;
 }
 
-static int check_plan(struct scan *scan)
+static int check_plan(struct pd_scan *scan)
 {
     uint32_t s = 0;
     for (uint32_t row = 0; scan->rows && row < scan->batch->rows; row++) {
@@ -424,33 +464,35 @@ static uint32_t count_labels(const int32_t *labels, size_t count)
 
 /* Names the first place of [at, at + count) of `array` that is not `value`, or counts up from it.
  */
-static int check_run(struct scan *scan, enum pd_check check, const char *name, const int32_t *array,
-                     uint64_t at, uint32_t count, int32_t value, bool up)
+static int check_run(struct pd_scan *scan, enum pd_check check, const char *name,
+                     const int32_t *array, uint64_t at, uint32_t count, int32_t value, bool up)
 {
     if (up ? all_count_up(array + at, count) : all_equal(array + at, count, value))
         return 0;
     for (uint32_t i = 0;; i++) {
         int64_t expected = up ? (int64_t)i : value;
         if (array[at + i] != expected)
-            return report(scan, check, at + i, expected, array[at + i], "%s is %d, expected %lld",
-                          name, array[at + i], (long long)expected);
+            return pd_scan_report(scan, check, at + i, expected, array[at + i],
+                                  "%s is %d, expected %lld", name, array[at + i],
+                                  (long long)expected);
     }
 }
 
 /* No weight on [at, at + count). Compares bits: -0.0 is not the 0 of the contract. */
-static int check_no_weight(struct scan *scan, enum pd_check check, uint64_t at, uint32_t count)
+static int check_no_weight(struct pd_scan *scan, enum pd_check check, uint64_t at, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t bits = float_bits(scan->loss_weight[at + i]);
         if (bits != 0)
-            return report(scan, check, at + i, 0, bits, "loss_weight is %g where there is no label",
-                          (double)scan->loss_weight[at + i]);
+            return pd_scan_report(scan, check, at + i, 0, bits,
+                                  "loss_weight is %g where there is no label",
+                                  (double)scan->loss_weight[at + i]);
     }
     return 0;
 }
 
 /* Padding or gap: nothing to attend to, nothing to learn. */
-static int check_void(struct scan *scan, uint64_t at, uint32_t count)
+static int check_void(struct pd_scan *scan, uint64_t at, uint32_t count)
 {
     int rc = check_run(scan, PD_CHECK_PADDING, "tokens", scan->tokens, at, count,
                        scan->rules->pad_id, false);
@@ -463,15 +505,20 @@ static int check_void(struct scan *scan, uint64_t at, uint32_t count)
     return rc != 0 ? rc : check_no_weight(scan, PD_CHECK_PADDING, at, count);
 }
 
-/* Every plane of positions of one slot. */
-static int check_positions(struct scan *scan, uint64_t at, uint32_t slot)
+/* Every plane of positions of one slot without media. */
+static int check_positions(struct pd_scan *scan, uint64_t at, uint32_t slot)
 {
-    return check_run(scan, PD_CHECK_POSITIONS, "positions", scan->positions, at, slot, 0, true);
+    const uint64_t plane = (uint64_t)scan->batch->rows * scan->batch->width;
+    const int32_t *positions = scan->positions;
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < scan->planes; i++, positions += plane)
+        rc = check_run(scan, PD_CHECK_POSITIONS, "positions", positions, at, slot, 0, true);
+    return rc;
 }
 
 /* The weight every target of the segment must carry: the plan's, else that of its first target. */
-static float target_weight(const struct scan *scan, const struct pd_segment *planned, uint64_t at,
-                           uint32_t length)
+static float target_weight(const struct pd_scan *scan, const struct pd_segment *planned,
+                           uint64_t at, uint32_t length)
 {
     if (planned)
         return pd_segment_loss_weight(planned, scan->rules->loss);
@@ -481,7 +528,7 @@ static float target_weight(const struct scan *scan, const struct pd_segment *pla
     return 0;
 }
 
-static int check_weights(struct scan *scan, uint64_t at, uint32_t length, float weight)
+static int check_weights(struct pd_scan *scan, uint64_t at, uint32_t length, float weight)
 {
     const float *weights = scan->loss_weight + at;
     const int32_t *labels = scan->labels + at;
@@ -491,31 +538,32 @@ static int check_weights(struct scan *scan, uint64_t at, uint32_t length, float 
         float expected = labels[i] != PD_LABEL_NONE ? weight : 0;
         if (float_bits(weights[i]) != float_bits(expected) || !isfinite(weights[i]) ||
             weights[i] < 0)
-            return report(scan, PD_CHECK_LOSS_WEIGHT, at + i, float_bits(expected),
-                          float_bits(weights[i]), "loss_weight is %g, expected %g (%s label)",
-                          (double)weights[i], (double)expected,
-                          labels[i] != PD_LABEL_NONE ? "a" : "no");
+            return pd_scan_report(scan, PD_CHECK_LOSS_WEIGHT, at + i, float_bits(expected),
+                                  float_bits(weights[i]),
+                                  "loss_weight is %g, expected %g (%s label)", (double)weights[i],
+                                  (double)expected, labels[i] != PD_LABEL_NONE ? "a" : "no");
     }
     return 0;
 }
 
 /* Labels and weights of one real segment; `planned` NULL without a plan. */
-static int check_loss(struct scan *scan, const struct pd_segment *planned, uint64_t at,
+static int check_loss(struct pd_scan *scan, const struct pd_segment *planned, uint64_t at,
                       uint32_t length)
 {
     uint64_t edge = scan->rules->labels == PD_LABELS_SHIFTED ? at + length - 1 : at;
     if (scan->labels[edge] != PD_LABEL_NONE)
-        return report(scan, PD_CHECK_LABELS, edge, PD_LABEL_NONE, scan->labels[edge],
-                      "the label at the %s of a segment is %d, expected none",
-                      edge == at ? "start" : "end", scan->labels[edge]);
+        return pd_scan_report(scan, PD_CHECK_LABELS, edge, PD_LABEL_NONE, scan->labels[edge],
+                              "the label at the %s of a segment is %d, expected none",
+                              edge == at ? "start" : "end", scan->labels[edge]);
     float weight = target_weight(scan, planned, at, length);
     int rc = check_weights(scan, at, length, weight);
     if (rc != 0)
         return rc;
     uint32_t targets = count_labels(scan->labels + at, length);
     if (planned && targets != planned->loss_tokens)
-        return report(scan, PD_CHECK_PLAN, at, planned->loss_tokens, targets,
-                      "the segment has %u labels, %u planned", targets, planned->loss_tokens);
+        return pd_scan_report(scan, PD_CHECK_PLAN, at, planned->loss_tokens, targets,
+                              "the segment has %u labels, %u planned", targets,
+                              planned->loss_tokens);
     scan->seen.loss_tokens += targets;
     scan->seen.loss_weight += targets > 0 ? (double)weight * targets : 0;
     return 0;
@@ -529,11 +577,13 @@ static uint64_t saturating_cost(struct pd_cost cost, uint64_t length, uint64_t s
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
 }
 
-static int check_real(struct scan *scan, const struct pd_segment *planned, uint32_t s, int32_t id)
+static int check_real(struct pd_scan *scan, const struct pd_segment *planned, uint32_t s,
+                      int32_t id)
 {
     uint64_t at = (uint64_t)scan->cu[s];
     uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]), length = (uint32_t)scan->seq_lens[s];
-    int rc = check_positions(scan, at, slot);
+    int rc = scan->planes == 3 ? pd_scan_mrope(scan, planned, at, slot, length)
+                               : check_positions(scan, at, slot);
     if (rc == 0)
         rc = check_run(scan, PD_CHECK_SEGMENT_IDS, "segment_ids", scan->segment_ids, at, length, id,
                        false);
@@ -550,7 +600,7 @@ static int check_real(struct scan *scan, const struct pd_segment *planned, uint3
     return rc;
 }
 
-static int check_padding(struct scan *scan, uint32_t s)
+static int check_padding(struct pd_scan *scan, uint32_t s)
 {
     uint64_t at = (uint64_t)scan->cu[s];
     uint32_t slot = (uint32_t)(scan->cu[s + 1] - scan->cu[s]);
@@ -558,7 +608,7 @@ static int check_padding(struct scan *scan, uint32_t s)
     return rc != 0 ? rc : check_void(scan, at, slot);
 }
 
-static int check_contents(struct scan *scan)
+static int check_contents(struct pd_scan *scan)
 {
     int32_t id = 0;
     for (uint32_t s = 0; s < scan->used; s++) {
@@ -581,26 +631,27 @@ static int check_contents(struct scan *scan)
  * ---------------------------------------------------------------------------- */
 
 /* Entry n of the pair ends at these offsets. */
-static int check_pair_entry(struct scan *scan, uint32_t n, int64_t real, int64_t padded)
+static int check_pair_entry(struct pd_scan *scan, uint32_t n, int64_t real, int64_t padded)
 {
     uint64_t place = padded > 0 ? (uint64_t)padded - 1 : 0;
     if (n > scan->batch->megatron_count)
-        return report(scan, PD_CHECK_MEGATRON, place, n, scan->batch->megatron_count,
-                      "the pair has %u entries, expected more", scan->batch->megatron_count);
+        return pd_scan_report(scan, PD_CHECK_MEGATRON, place, n, scan->batch->megatron_count,
+                              "the pair has %u entries, expected more",
+                              scan->batch->megatron_count);
     if (scan->cu_real[n] != real)
-        return report(scan, PD_CHECK_MEGATRON, place, real, scan->cu_real[n],
-                      "cu_seqlens_real[%u] is %d, expected %lld", n, scan->cu_real[n],
-                      (long long)real);
+        return pd_scan_report(scan, PD_CHECK_MEGATRON, place, real, scan->cu_real[n],
+                              "cu_seqlens_real[%u] is %d, expected %lld", n, scan->cu_real[n],
+                              (long long)real);
     if (scan->cu_padded[n] != padded)
-        return report(scan, PD_CHECK_MEGATRON, place, padded, scan->cu_padded[n],
-                      "cu_seqlens_padded[%u] is %d, expected %lld", n, scan->cu_padded[n],
-                      (long long)padded);
+        return pd_scan_report(scan, PD_CHECK_MEGATRON, place, padded, scan->cu_padded[n],
+                              "cu_seqlens_padded[%u] is %d, expected %lld", n, scan->cu_padded[n],
+                              (long long)padded);
     return 0;
 }
 
 /* A real segment counts with its length and reaches to the next real segment of its row or to the
  * row's end; an all-padding row counts whole. */
-static int check_pair(struct scan *scan)
+static int check_pair(struct pd_scan *scan)
 {
     const int64_t width = scan->batch->width;
     int64_t real = 0;
@@ -647,16 +698,16 @@ static bool width_allowed(const struct pd_layout_rules *rules, uint32_t width, u
     return width == rules->seq_len && least > below;
 }
 
-static int check_width(struct scan *scan)
+static int check_width(struct pd_scan *scan)
 {
     if (width_allowed(scan->rules, scan->batch->width, scan->seen.widest_slots))
         return 0;
-    return report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
-                  "the width is %u, not one the rules allow for rows of %u positions",
-                  scan->batch->width, scan->seen.widest_slots);
+    return pd_scan_report(scan, PD_CHECK_SHAPE, 0, scan->seen.widest_slots, scan->batch->width,
+                          "the width is %u, not one the rules allow for rows of %u positions",
+                          scan->batch->width, scan->seen.widest_slots);
 }
 
-static int check_totals(struct scan *scan)
+static int check_totals(struct pd_scan *scan)
 {
     const struct pd_batch *b = scan->batch;
     const struct pd_totals *told = &b->totals, *seen = &scan->seen;
@@ -688,37 +739,44 @@ static int check_totals(struct scan *scan)
                                 (int64_t)sums[i].found);
     /* Bits again: the sum has one order, so it has one value. */
     if (memcmp(&seen->loss_weight, &told->loss_weight, sizeof told->loss_weight) != 0)
-        return report(scan, PD_CHECK_TOTALS, 0, 0, 0, "the loss weight is %.17g, expected %.17g",
-                      told->loss_weight, seen->loss_weight);
+        return pd_scan_report(scan, PD_CHECK_TOTALS, 0, 0, 0,
+                              "the loss weight is %.17g, expected %.17g", told->loss_weight,
+                              seen->loss_weight);
     return 0;
 }
 
-static int check_digests(struct scan *scan, const void *payload)
+static int check_digests(struct pd_scan *scan)
 {
     for (uint32_t i = 0; i < scan->batch->array_count; i++) {
         const struct pd_array *array = &scan->batch->arrays[i];
-        uint64_t digest =
-            XXH3_64bits((const uint8_t *)payload + array->offset_bytes, array->size_bytes);
+        uint64_t digest = XXH3_64bits(scan->payload + array->offset_bytes, array->size_bytes);
         if (array->digest != 0 && array->digest != digest)
-            return report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
-                          "%.*s has digest %016llx, its bytes give %016llx", PD_ARRAY_NAME_MAX,
-                          array->name, (unsigned long long)array->digest,
-                          (unsigned long long)digest);
+            return pd_scan_report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
+                                  "%.*s has digest %016llx, its bytes give %016llx",
+                                  PD_ARRAY_NAME_MAX, array->name, (unsigned long long)array->digest,
+                                  (unsigned long long)digest);
     }
     return 0;
 }
 
-int pd_check_batch(const struct pd_layout_rules *rules, const struct pd_batch *batch,
-                   const void *payload, const struct pd_pack *const *rows,
-                   struct pd_check_finding *finding)
+int pd_check_batch(const struct pd_check_input *input, struct pd_check_finding *finding)
 {
-    static int (*const stages[])(struct scan *) = {
-        check_boundaries, check_lengths, check_sample_index, check_plan,
-        check_contents,   check_pair,    check_width,        check_totals,
+    static int (*const stages[])(struct pd_scan *) = {
+        check_header, check_boundaries, check_lengths, check_sample_index,
+        check_plan,   check_contents,   check_pair,    check_width,
+        check_totals, pd_scan_media,    check_digests,
     };
-    struct scan scan = {.rules = rules, .batch = batch, .rows = rows, .finding = finding};
-    int rc = check_header(&scan, payload);
+    struct pd_scan scan = {.rules = input->rules,
+                           .batch = input->batch,
+                           .rows = input->rows,
+                           .media = input->media,
+                           .heads = input->heads,
+                           .payload = input->payload,
+                           .planes = input->rules->positions == PD_POSITIONS_MROPE ? 3 : 1,
+                           .finding = finding};
+    int rc = 0;
+    finding->text[0] = 0;
     for (size_t i = 0; i < sizeof stages / sizeof stages[0] && rc == 0; i++)
         rc = stages[i](&scan);
-    return rc != 0 ? rc : check_digests(&scan, payload);
+    return rc;
 }

@@ -7,6 +7,7 @@
 #define PD_PACKER_CHECK_H
 
 #include "packer/batch.h"
+#include "packer/head.h"
 
 /* One rule each; the names are metric labels (packd_validation_violations_total{check}). */
 #define PD_CHECKS(X)                                                                              \
@@ -25,6 +26,9 @@
     X(PD_CHECK_MAX_SEQLEN, "max_seqlen")                                                          \
     X(PD_CHECK_TOTALS, "totals") /* recounted from the arrays */                                  \
     X(PD_CHECK_PLAN, "plan")     /* lengths, order and loss counts as planned */                  \
+    X(PD_CHECK_VISION,                                                                            \
+      "vision") /* boundaries, grids and windows of images: those of the plan's spans */          \
+    X(PD_CHECK_TENSORS, "tensors") /* boundaries, padding and loss weights of named tensors */    \
     X(PD_CHECK_DIGEST,                                                                            \
       "digest") /* array digests; sample bytes against the log's digests (the server's part) */   \
     X(PD_CHECK_PROBE, "attention_probe") /* a token sees what it must not (gpu/, not found here) */
@@ -50,13 +54,36 @@ struct pd_check_finding {
 /* The finding's kind, or its rule: what metrics and logs call it. */
 const char *pd_check_finding_name(const struct pd_check_finding *finding);
 
-/* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds. `rows` is the plan
- * the batch claims to follow (rows[i] NULL for an all-padding row), or NULL to check the arrays
- * alone, as a client does; totals that only a plan can tell (samples, overlap, patches) are then
- * not compared. Nothing in `batch` or `payload` is trusted but this: `batch->payload_bytes` bytes
- * at `payload` are readable. A digest of 0 is one not taken yet and is not compared. */
-int pd_check_batch(const struct pd_layout_rules *rules, const struct pd_batch *batch,
-                   const void *payload, const struct pd_pack *const *rows,
+/* What the log says about the samples of a plan, as they were pushed. */
+struct pd_check_heads {
+    void *ctx;
+    /* Spans of the segment's whole sample; borrowed until the next call. */
+    int (*head)(void *ctx, const struct pd_segment *segment, const struct pd_head **head);
+    /* Elements of a tensor that the whole sample has; *has: whether it has the tensor. */
+    int (*pushed)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                  uint64_t *count, bool *has);
+    /* Those of span number `span` of the sample, for unit RUN. */
+    int (*pushed_of_span)(void *ctx, const struct pd_segment *segment,
+                          const struct pd_tensor_spec *spec, uint32_t span, uint64_t *count);
+};
+
+struct pd_check_input {
+    const struct pd_layout_rules *rules;
+    const struct pd_batch *batch;
+    const void *payload;
+    /* The plan the batch claims to follow (rows[i] NULL for an all-padding row), or NULL to check
+     * the arrays alone, as a client does; what only a plan can tell (samples, overlap, patches,
+     * places of images) is then not compared. */
+    const struct pd_pack *const *rows;
+    const struct pd_media *media; /* with a plan: what else the batch must carry; NULL: nothing */
+    const struct pd_check_heads *heads; /* needed with media, and with M-RoPE and a plan */
+};
+
+/* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds; what a call of
+ * `heads` returned, with an empty text. Nothing in `batch` or `payload` is trusted but this:
+ * `batch->payload_bytes` bytes at `payload` are readable. A digest of 0 is one not taken yet and is
+ * not compared. */
+int pd_check_batch(const struct pd_check_input *input,
                    struct pd_check_finding *finding) PD_MUST_CHECK;
 
 #endif

@@ -15,10 +15,12 @@
  * written from its pack alone.
  *
  * It does not decide a width for a step, does not check what it made (check.c does, sharing no
- * code), and does not know where bytes come from. */
+ * code), and does not know where bytes come from. Media are layout_media.c's. */
 #include "packer/layout.h"
 
 #include "base/check.h"
+#include "packer/layout_media.h"
+#include "packer/mrope.h"
 
 #include <string.h>
 
@@ -39,6 +41,8 @@ enum {
 };
 
 enum shape_kind { SHAPE_ROWS, SHAPE_S, SHAPE_S1, SHAPE_N1 };
+
+#define HEAD_ARRAYS LABELS /* those in front of vision arrays and tensors */
 
 static const struct {
     const char *name;
@@ -113,6 +117,9 @@ int pd_layout_rules_check(const struct pd_layout_rules *rules, struct pd_error *
                             PD_LOSS_SAMPLE);
     if ((unsigned)rules->width > PD_WIDTH_BATCH)
         return rules_refuse(error, "BAD_WIDTH", "width", rules->width, "at most", PD_WIDTH_BATCH);
+    if ((unsigned)rules->positions > PD_POSITIONS_MROPE)
+        return rules_refuse(error, "BAD_POSITIONS", "positions", rules->positions, "at most",
+                            PD_POSITIONS_MROPE);
     return check_widths(rules, error);
 }
 
@@ -148,8 +155,8 @@ uint32_t pd_layout_width(const struct pd_layout_rules *rules, uint32_t widest_sl
 /* ---- measure
  * -------------------------------------------------------------------------------------- */
 
-/* Builds the array table from R, W, S and N. */
-static int make_table(struct pd_batch *batch, struct pd_error *error)
+static int add_array(const struct pd_layout_rules *rules, struct pd_batch *batch, size_t i,
+                     struct pd_error *error)
 {
     const uint64_t shapes[][2] = {
         [SHAPE_ROWS] = {batch->rows, batch->width},
@@ -157,18 +164,37 @@ static int make_table(struct pd_batch *batch, struct pd_error *error)
         [SHAPE_S1] = {(uint64_t)batch->segment_count + 1},
         [SHAPE_N1] = {(uint64_t)batch->megatron_count + 1},
     };
+    const uint64_t planes[] = {3, batch->rows, batch->width};
+    bool mrope = i == POSITIONS && rules->positions == PD_POSITIONS_MROPE;
+    uint32_t rank = specs[i].shape == SHAPE_ROWS ? 2 : 1;
+    int rc = pd_batch_array_add(batch, specs[i].name, specs[i].dtype, mrope ? 3 : rank,
+                                mrope ? planes : shapes[specs[i].shape]);
+    if (rc != 0)
+        return pd_error_set(error, rc, "BAD_SHAPE",
+                            "array %s of %u x %u positions cannot be described", specs[i].name,
+                            batch->rows, batch->width);
+    return 0;
+}
+
+/* Builds the array table from R, W, S and N, and from what the media take. Positions that cannot be
+ * rebuilt stand in front of those arrays that can. */
+static int make_table(const struct pd_layout_input *input, struct pd_batch *batch,
+                      struct pd_error *error)
+{
+    bool mrope = input->rules->positions == PD_POSITIONS_MROPE;
+    int rc = 0;
     batch->array_count = 0;
     batch->payload_bytes = 0;
-    for (size_t i = 0; i < PD_COUNT_OF(specs); i++) {
-        uint32_t rank = specs[i].shape == SHAPE_ROWS ? 2 : 1;
-        int rc =
-            pd_batch_array_add(batch, specs[i].name, specs[i].dtype, rank, shapes[specs[i].shape]);
-        if (rc != 0)
-            return pd_error_set(error, rc, "BAD_SHAPE",
-                                "array %s of %u x %u positions cannot be described", specs[i].name,
-                                batch->rows, batch->width);
-    }
-    return 0;
+    for (size_t i = 0; rc == 0 && i < HEAD_ARRAYS; i++)
+        rc = add_array(input->rules, batch, i, error);
+    if (rc == 0 && input->media)
+        rc = pd_layout_media_measure(input, batch, error);
+    if (rc == 0 && mrope)
+        rc = add_array(input->rules, batch, POSITIONS, error);
+    for (size_t i = HEAD_ARRAYS; rc == 0 && i < PD_COUNT_OF(specs); i++)
+        if (i != POSITIONS || !mrope)
+            rc = add_array(input->rules, batch, i, error);
+    return rc;
 }
 
 static uint32_t real_max(const struct pd_layout_rules *rules, uint32_t segments_max)
@@ -200,6 +226,7 @@ uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t row
             [SHAPE_N1] = megatron + 1,
         };
         uint64_t bytes = items[specs[i].shape] * pd_dtype_size_bytes(specs[i].dtype);
+        bytes *= i == POSITIONS && rules->positions == PD_POSITIONS_MROPE ? 3 : 1;
         total += (bytes + PD_ARRAY_ALIGN - 1) / PD_ARRAY_ALIGN * PD_ARRAY_ALIGN;
     }
     return total;
@@ -282,35 +309,45 @@ static int settle_segments(const struct pd_layout_rules *rules, uint64_t segment
     return 0;
 }
 
-int pd_layout_measure(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
-                      uint32_t row_count, uint32_t width, struct pd_batch *batch,
-                      struct pd_error *error)
+static int check_shape(const struct pd_layout_input *input, struct pd_error *error)
 {
-    memset(batch, 0, sizeof *batch);
-    int rc = pd_layout_rules_check(rules, error);
-    if (rc != 0)
-        return rc;
-    if (row_count == 0 || width == 0 || width > rules->seq_len || width % rules->total_align != 0)
+    const struct pd_layout_rules *rules = input->rules;
+    uint32_t rows = input->row_count, width = input->width;
+    if (rows == 0 || width == 0 || width > rules->seq_len || width % rules->total_align != 0)
         return pd_error_set(
             error, PD_EINVAL, "BAD_SHAPE",
             "%u rows of %u positions, expected at least one row and a multiple of total_align %u "
             "up to seq_len %u",
-            row_count, width, rules->total_align, rules->seq_len);
-    if ((uint64_t)row_count * width > INT32_MAX)
+            rows, width, rules->total_align, rules->seq_len);
+    if ((uint64_t)rows * width > INT32_MAX)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_POSITIONS",
                             "%u rows of %u positions do not fit int32 offsets; use fewer rows",
-                            row_count, width);
-    batch->rows = row_count;
-    batch->width = width;
+                            rows, width);
+    return 0;
+}
+
+int pd_layout_measure(const struct pd_layout_input *input, struct pd_batch *batch,
+                      struct pd_error *error)
+{
+    const struct pd_layout_rules *rules = input->rules;
+    memset(batch, 0, sizeof *batch);
+    int rc = pd_layout_rules_check(rules, error);
+    if (rc == 0)
+        rc = check_shape(input, error);
+    if (rc != 0)
+        return rc;
+    batch->rows = input->row_count;
+    batch->width = input->width;
     uint64_t segments = 0;
-    for (uint32_t r = 0; r < row_count; r++) {
-        rc = is_empty(rows[r]) ? 0 : check_row(rules, rows[r], r, width, error);
+    for (uint32_t r = 0; r < input->row_count; r++) {
+        const struct pd_pack *pack = input->rows[r];
+        rc = is_empty(pack) ? 0 : check_row(rules, pack, r, input->width, error);
         if (rc != 0)
             return rc;
-        measure_row(rules, rows[r], batch, &segments);
+        measure_row(rules, pack, batch, &segments);
     }
     rc = settle_segments(rules, segments, batch, error);
-    return rc != 0 ? rc : make_table(batch, error);
+    return rc != 0 ? rc : make_table(input, batch, error);
 }
 
 /* ---- fill
@@ -324,6 +361,8 @@ struct out {
     int32_t *tokens, *positions, *segment_ids, *labels;
     float *loss_weight;
     int32_t *cu_seqlens, *seq_lens, *sample_index, *cu_real, *cu_padded;
+    uint32_t planes; /* of positions, each of plane_positions entries */
+    size_t plane_positions;
     uint32_t segment, real_segment, megatron; /* next entries */
 };
 
@@ -339,10 +378,32 @@ static void fill_count_up(int32_t *at, uint32_t count)
         at[i] = (int32_t)i;
 }
 
-/* Positions of one slot or one padding segment; every plane of them where there are more. */
+/* Positions without media: of one slot, or one padding segment; every plane of them. */
 static void fill_positions(struct out *out, size_t at, uint32_t count)
 {
-    fill_count_up(out->positions + at, count);
+    for (uint32_t plane = 0; plane < out->planes; plane++)
+        fill_count_up(out->positions + plane * out->plane_positions + at, count);
+}
+
+/* Those of a real segment's slot. */
+static int fill_slot_positions(struct out *out, const struct pd_segment *segment, size_t at)
+{
+    const struct pd_span *spans = NULL;
+    uint32_t count = 0;
+    int rc = 0;
+    if (out->planes > 1 && out->bodies->spans)
+        rc = out->bodies->spans(out->bodies->ctx, segment, &spans, &count);
+    if (rc != 0)
+        return rc;
+    if (count == 0) {
+        fill_positions(out, at, segment->slot_tokens);
+        return 0;
+    }
+    int32_t *t = out->positions + at;
+    pd_mrope_fill(
+        spans, count, segment->length_tokens, segment->slot_tokens - segment->length_tokens,
+        (struct pd_mrope_rows){t, t + out->plane_positions, t + 2 * out->plane_positions});
+    return 0;
 }
 
 static void clear_loss(struct out *out, size_t at, size_t count)
@@ -443,12 +504,13 @@ static int fill_segment(struct out *out, const struct pd_segment *segment, int32
 {
     uint32_t length = segment->length_tokens, gap = segment->slot_tokens - length;
     int rc = out->bodies->tokens(out->bodies->ctx, segment, out->tokens + at);
+    if (rc == 0)
+        rc = fill_slot_positions(out, segment, at);
     if (rc != 0)
         return rc;
     fill_i32(out->tokens + at + length, gap, out->rules->pad_id);
     fill_i32(out->segment_ids + at, length, id);
     fill_i32(out->segment_ids + at + length, gap, 0);
-    fill_positions(out, at, segment->slot_tokens);
     put_segment(out, segment->slot_tokens, length, (int32_t)out->real_segment++);
     return fill_loss(out, segment, at);
 }
@@ -507,17 +569,18 @@ static void zero_between(const struct pd_batch *batch, uint8_t *bytes)
 
 static void *view(const struct pd_batch *batch, void *payload, int index)
 {
-    return (uint8_t *)payload + batch->arrays[index].offset_bytes;
+    const struct pd_array *array = pd_batch_find(batch, specs[index].name);
+    PD_CHECK(array);
+    return (uint8_t *)payload + array->offset_bytes;
 }
 
-int pd_layout_fill(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
-                   struct pd_batch *batch, void *payload, const struct pd_bodies *bodies)
+int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, void *payload)
 {
     PD_CHECK((uintptr_t)payload % PD_ARRAY_ALIGN == 0);
-    PD_CHECK(batch->array_count >= PD_COUNT_OF(specs));
+    PD_CHECK(batch->rows == input->row_count && batch->width == input->width);
     struct out out = {
-        .rules = rules,
-        .bodies = bodies,
+        .rules = input->rules,
+        .bodies = input->bodies,
         .tokens = view(batch, payload, TOKENS),
         .positions = view(batch, payload, POSITIONS),
         .segment_ids = view(batch, payload, SEGMENT_IDS),
@@ -528,18 +591,22 @@ int pd_layout_fill(const struct pd_layout_rules *rules, const struct pd_pack *co
         .sample_index = view(batch, payload, SAMPLE_INDEX),
         .cu_real = view(batch, payload, CU_REAL),
         .cu_padded = view(batch, payload, CU_PADDED),
+        .planes = input->rules->positions == PD_POSITIONS_MROPE ? 3 : 1,
+        .plane_positions = (size_t)batch->rows * batch->width,
     };
     zero_between(batch, payload);
     out.cu_seqlens[0] = out.cu_real[0] = out.cu_padded[0] = 0;
     for (uint32_t r = 0; r < batch->rows; r++) {
-        int rc = fill_row(&out, rows[r], (size_t)r * batch->width, batch->width);
+        int rc = fill_row(&out, input->rows[r], (size_t)r * batch->width, batch->width);
         if (rc != 0)
             return rc;
     }
     fill_fixed(&out, batch);
     PD_CHECK(out.segment == batch->segment_count && out.megatron == batch->megatron_count);
-    pd_batch_digest(batch, payload);
-    return 0;
+    int rc = input->media ? pd_layout_media_fill(input, batch, payload) : 0;
+    if (rc == 0)
+        pd_batch_digest(batch, payload);
+    return rc;
 }
 
 /* ---- derive

@@ -9,6 +9,11 @@
 #include "packer/batch.h"
 #include "packer/head.h"
 
+/* Elements of a tensor, counted among those that a segment carries. */
+struct pd_elements {
+    uint64_t first, count;
+};
+
 /* Where bytes come from: the server reads them from the log, tests from arrays. Every call returns
  * 0 or PD_E*, which pd_layout_fill passes on. */
 struct pd_bodies {
@@ -21,6 +26,24 @@ struct pd_bodies {
     /* The loss runs of the segment's whole sample; borrowed until the next call. NULL: every token
      * of every sample is a target. */
     int (*loss)(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs);
+    /* The spans of the segment, offsets counted from its first token; borrowed until the next call.
+     * NULL: no sample has spans. */
+    int (*spans)(void *ctx, const struct pd_segment *segment, const struct pd_span **spans,
+                 uint32_t *count);
+    /* How many elements of a tensor the segment carries; *has: whether its sample has the tensor at
+     * all. NULL, like the next three: there are no tensors. */
+    int (*elements)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                    uint64_t *count, bool *has);
+    /* The same span by span, for unit RUN: an entry for each span of the tensor's views in the
+     * segment; borrowed until the next call. */
+    int (*runs)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                const uint32_t **elements, uint32_t *count);
+    /* Copies `count` of them from element `first` on to dst. */
+    int (*tensor)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                  struct pd_elements which, void *dst);
+    /* How many bytes of them are 0: for pad masks. */
+    int (*zeros)(void *ctx, const struct pd_segment *segment, const struct pd_tensor_spec *spec,
+                 struct pd_elements which, uint64_t *count);
 };
 
 /* PD_EINVAL with the rule named: R or widths of 0, seq_len not a multiple of total_align,
@@ -39,20 +62,34 @@ uint64_t pd_layout_row_segments_max(const struct pd_layout_rules *rules, uint32_
 /* The most payload bytes a batch of `rows` rows can take under these rules. */
 uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t rows);
 
-/* Sizes, offsets and totals of a batch of these rows; rows[i] NULL or without segments is an
- * all-padding row. `width` from pd_layout_width. PD_EINVAL: a row wider than `width`
- * (ROW_TOO_WIDE), a pack that breaks the rules (BAD_PACK), no rows or a width that the rules do not
- * allow (BAD_SHAPE), rules that pd_layout_rules_check refuses. PD_ELIMIT: more segments than
- * fixed_segments, T >= 2^31. */
-int pd_layout_measure(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
-                      uint32_t row_count, uint32_t width, struct pd_batch *batch,
+/* What a batch is made of. */
+struct pd_layout_input {
+    const struct pd_layout_rules *rules;
+    const struct pd_pack *const *rows; /* rows[i] NULL or without segments: a row of padding alone */
+    uint32_t row_count;
+    uint32_t width;               /* from pd_layout_width */
+    const struct pd_media *media; /* NULL: tokens alone */
+    const struct pd_bodies *bodies;
+};
+
+/* Sizes, offsets and totals of a batch. Reads no bytes but those of pad masks. PD_EINVAL: a row
+ * wider than `width` (ROW_TOO_WIDE), a pack that breaks the rules (BAD_PACK), no rows or a width
+ * that the rules do not allow (BAD_SHAPE), rules that pd_layout_rules_check refuses. PD_ELIMIT: more
+ * segments than fixed_segments, T >= 2^31, more elements than int32 offsets can say
+ * (TOO_MANY_ELEMENTS). What a pd_bodies call returned, with reason BODIES. */
+int pd_layout_measure(const struct pd_layout_input *input, struct pd_batch *batch,
                       struct pd_error *error) PD_MUST_CHECK;
 
+/* Adds what one pack gives to the totals of tensors declared as losses: losses[i] is of the i-th
+ * such tensor of `media`. What a pd_bodies call returned. */
+int pd_layout_losses_add(const struct pd_layout_input *input, const struct pd_pack *pack,
+                         struct pd_tensor_total *losses) PD_MUST_CHECK;
+
 /* Writes batch->payload_bytes at `payload` (64-byte aligned; alignment gaps between arrays are
- * zeroed) and the array digests into *batch. What a pd_bodies call returned. */
-int pd_layout_fill(const struct pd_layout_rules *rules, const struct pd_pack *const *rows,
-                   struct pd_batch *batch, void *payload,
-                   const struct pd_bodies *bodies) PD_MUST_CHECK;
+ * zeroed) and the array digests into *batch, which was measured with the same input. What a
+ * pd_bodies call returned. */
+int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch,
+                   void *payload) PD_MUST_CHECK;
 
 /* For a reader who asked for the `core` arrays: rebuilds positions and segment_ids [R,W] from
  * cu_seqlens [S+1], seq_lens [S] and sample_index [S] (-1 = padding). PD_ECORRUPT: the boundaries

@@ -6,6 +6,7 @@
  *   pack    = version u8 | number | count | segment ...             (numbers are LEB128)
  *   segment = flags u8 | block | index | stream | seq | source | length | slot - length
  *             [pass] [part, part_count, offset, overlap, sample_tokens] [loss, sample_loss] [patches] [weight f32]
+ *             [drop_views, keep_frames]
  */
 #include "packer/plan.h"
 
@@ -20,7 +21,8 @@ enum {
     HAS_LOSS = 4, /* other than "all but the first token" */
     HAS_PATCHES = 8,
     HAS_WEIGHT = 16,
-    HAS_ALL = 31,
+    HAS_PRUNE = 32,
+    HAS_ALL = 63,
 };
 
 float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_policy policy)
@@ -99,6 +101,7 @@ static uint8_t segment_flags(const struct pd_segment *segment)
     flags |= all_targets ? 0 : HAS_LOSS;
     flags |= segment->patches ? HAS_PATCHES : 0;
     flags |= segment->weight != 1.0f ? HAS_WEIGHT : 0;
+    flags |= segment->prune.drop_views || segment->prune.keep_frames ? HAS_PRUNE : 0;
     return flags;
 }
 
@@ -129,6 +132,8 @@ void pd_segment_encode(const struct pd_segment *s, struct pd_buf *buf)
         pd_buf_put_varint(buf, s->patches);
     if (flags & HAS_WEIGHT)
         pd_buf_put_f32(buf, s->weight);
+    if (flags & HAS_PRUNE)
+        put_all(buf, (uint64_t[]){s->prune.drop_views, s->prune.keep_frames}, 2);
 }
 
 static uint32_t read_u32(struct pd_reader *reader)
@@ -183,6 +188,10 @@ bool pd_segment_decode(struct pd_segment *s, struct pd_reader *reader)
         s->patches = read_u32(reader);
     if (flags & HAS_WEIGHT)
         s->weight = pd_reader_f32(reader);
+    if (flags & HAS_PRUNE) {
+        s->prune.drop_views = pd_reader_varint(reader);
+        s->prune.keep_frames = read_u32(reader);
+    }
     return !reader->failed && flags <= HAS_ALL && slot <= UINT32_MAX && segment_sound(s);
 }
 

@@ -16,7 +16,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One sample's place (or the place of one part of it) in a pack. */
+/* What is left out of a sample by rule. All 0: nothing. */
+struct pd_prune {
+    uint64_t drop_views;  /* bit v: spans of view number v are left out */
+    uint32_t keep_frames; /* n > 1: of spans with more than one frame, frames 0, n, 2n, ... stay */
+};
+
+/* One sample's place (or the place of one part of it) in a pack. Tokens are counted in the sample as pruned. */
 struct pd_segment {
     uint64_t block; /* where the sample lies in the log ... */
     uint32_t index; /* ... and which one of the block it is */
@@ -31,11 +37,12 @@ struct pd_segment {
         overlap_tokens; /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at the cut */
     uint32_t length_tokens;      /* real tokens taken, >= 1 */
     uint32_t slot_tokens;        /* length rounded up to seg_align */
-    uint32_t sample_tokens;      /* length of the whole sample as pushed */
+    uint32_t sample_tokens;      /* length of the whole sample, pruned */
     uint32_t loss_tokens;        /* targets in this segment: never its first token */
     uint32_t sample_loss_tokens; /* targets of the whole sample as served, over all its parts */
     uint32_t patches;
     float weight;
+    struct pd_prune prune; /* what of a rule changed the sample */
 };
 
 struct pd_pack {

@@ -55,6 +55,7 @@ void pd_planner_free(struct pd_planner *planner)
     pd_lanes_fini(&planner->lanes);
     pd_shuffle_fini(&planner->shuffle);
     pd_records_fini(&planner->records);
+    pd_pruned_fini(&planner->pruned);
     planner->magic = 0;
     free(planner);
 }
@@ -308,6 +309,30 @@ void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats 
     *stats = planner->stats;
     stats->window_samples = planner->window.count;
     stats->window_tokens = planner->window.keys * planner->window.align;
+}
+
+const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner)
+{
+    return &planner->prune_stats;
+}
+
+static uint64_t dropped_views(const struct pd_prune_rule *rules, uint32_t count)
+{
+    uint64_t views = 0;
+    for (uint32_t i = 0; i < count; i++)
+        views |= rules[i].prune.drop_views;
+    return views;
+}
+
+uint64_t pd_planner_pruned_views(const struct pd_planner *planner)
+{
+    const struct pd_records *records = &planner->records;
+    uint64_t views = dropped_views(planner->rules.prunes, planner->rules.prune_count);
+    for (uint32_t i = 0; i < records->change_count; i++)
+        if (records->changes[i].kind == PD_CONTROL_RULES)
+            views |= dropped_views(records->changes[i].rules.prunes,
+                                   records->changes[i].rules.prune_count);
+    return views;
 }
 
 void pd_planner_lane(const struct pd_planner *planner, uint32_t lane, struct pd_lane_view *view)

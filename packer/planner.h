@@ -12,6 +12,7 @@
 
 #include "packer/head.h"
 #include "packer/plan.h"
+#include "packer/tensor.h"
 
 /* Bumped whenever the same input would give other packs; stored in snapshots, compared on restore. */
 #define PD_PLANNER_VERSION 1
@@ -34,6 +35,7 @@ enum pd_on_end { PD_ON_END_CONTINUE, PD_ON_END_STOP, PD_ON_END_REPEAT };
 
 #define PD_LANES_MAX 4096
 #define PD_LANES_WEIGHTED_MAX 16
+#define PD_PRUNE_RULES_MAX 16
 /* pd_want.lane when every lane has ended and only the feed's end is missing. */
 #define PD_LANE_NONE UINT32_MAX
 
@@ -42,6 +44,12 @@ struct pd_lane_rules {
     uint32_t weight; /* share of slot tokens among lanes; 1 for a single lane or an ordered merge */
     enum pd_on_end on_end;
     uint32_t passes_max; /* with repeat: passes over the lane in all, >= 1 */
+};
+
+/* What samples of one source lose before they are cut or packed. */
+struct pd_prune_rule {
+    uint32_t source;
+    struct pd_prune prune; /* all 0: nothing */
 };
 
 struct pd_rules {
@@ -61,6 +69,9 @@ struct pd_rules {
     uint32_t lane_count; /* >= 1 */
     /* The first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0]. */
     struct pd_lane_rules lanes[PD_LANES_WEIGHTED_MAX];
+    /* In force from the first sample on; sources distinct. */
+    uint32_t prune_count;
+    struct pd_prune_rule prunes[PD_PRUNE_RULES_MAX];
 };
 
 /* The rules that a served feed may change, as pd_rules names them. */
@@ -72,6 +83,8 @@ struct pd_live_rules {
     uint32_t shuffle_samples;
     uint64_t shuffle_bytes;
     enum pd_over_length over_length;
+    uint32_t prune_count;
+    struct pd_prune_rule prunes[PD_PRUNE_RULES_MAX];
 };
 
 /* Where heads come from: the server reads them from the log, tests from arrays.
@@ -90,10 +103,10 @@ struct pd_supply {
  * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
  * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
  * that one. A flush told before the planner gets there does nothing until it does.
- * WEIGHTS, SKIP and SKIP_RULE act between the refill and the fit of `from_pack`: what the window holds then does not depend on waiting. SKIP
- * drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with
- * every sample before `at` that the rule fits. RULES acts there, too: samples in the window stay as they came in, what order: shuffle has
- * buffered drains by the same hash. */
+ * WEIGHTS, SKIP, SKIP_RULE and RULES act between the refill and the fit of `from_pack`: what the window holds then does not depend on
+ * waiting. SKIP drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE
+ * does so with every sample before `at` that the rule fits. With RULES, samples in the window stay as they came in, and what order: shuffle has
+ * buffered drains by the same hash; pruning is for samples drawn from their lane afterwards. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
@@ -148,6 +161,21 @@ struct pd_planner_stats {
     uint64_t used_slots, real_tokens; /* of all packs emitted */
 };
 
+/* What pruning took away so far, and what it spares a model: its work on the samples that lost something. */
+struct pd_view_stats {
+    uint64_t samples, spans; /* that lost something of the view; spans dropped whole */
+    uint64_t tokens, patches;
+    struct pd_work spared; /* views of one sample are taken away one by one, in the order of their numbers */
+};
+struct pd_prune_stats {
+    uint64_t samples;         /* that lost something, those with nothing left included */
+    uint64_t emptied_samples; /* nothing was left of them: left out */
+    uint64_t tokens, patches;
+    struct pd_work before, after;
+    uint64_t seen_views; /* bit v: some sample drawn so far has a span of view v */
+    struct pd_view_stats views[PD_VIEWS_MAX];
+};
+
 struct pd_planner;
 
 /* PD_EINVAL with the rule named (seq_len not a multiple of seg_align, ...), PD_ENOMEM. */
@@ -185,6 +213,10 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 /* The block of the sample that has been in the window longest; UINT64_MAX: the window is empty. */
 uint64_t pd_planner_oldest_block(const struct pd_planner *planner);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
+/* The planner's own, to be read between its calls. */
+const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner);
+/* Views that some rule in force or told leaves out; bit v of view v. Those not in seen_views have not been met yet. */
+uint64_t pd_planner_pruned_views(const struct pd_planner *planner);
 /* Where a lane, below lane_count, has got to. */
 struct pd_lane_view {
     struct pd_cursor cursor; /* the next head to be drawn is there or behind it */

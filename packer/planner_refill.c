@@ -3,13 +3,13 @@
  * First half of making a pack; the fit is the second. Owner: the planner's thread. Invariant: what is drawn depends on the log's order and the
  * records' places; where the next sample is not there yet, the refill stops and goes on later exactly where it was. It makes no pack.
  *
- *   lane head ──> left out (skipped, over-length)                         counted
+ *   lane head ──> pruned, left out (skipped, over-length, nothing left)   counted
  *             ──> entry ──> [shuffle buffer] ──> window
  *                                            └─> pending ──> part, part, ... ──> window      (split) */
 #include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 
-enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED };
+enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED, LEAVE_EMPTIED };
 
 enum step { STEP_TOOK = PD_REFILL_BLOCKED + 1 };
 
@@ -47,6 +47,7 @@ static void entry_fill(struct pd_entry *entry, const struct pd_head *head, uint3
     segment->sample_loss_tokens = 0;
     segment->patches = head->patches;
     segment->weight = head->weight;
+    segment->prune = (struct pd_prune){0};
     entry->payload_bytes = pd_head_bytes(head);
     entry->lane = lane;
     entry->cuttable = false;
@@ -75,7 +76,7 @@ static void entry_apply_cut(struct pd_entry *entry, const struct pd_cut *cut)
     segment->loss_tokens = cut->loss_tokens;
 }
 
-static enum admit admit_over(const struct pd_rules *rules, const struct pd_head *head,
+static int admit_over(const struct pd_rules *rules, const struct pd_head *head,
                              struct pd_entry *entry, uint64_t *slots)
 {
     struct pd_cut_room room = pd_planner_room(rules);
@@ -107,33 +108,69 @@ static enum admit admit_over(const struct pd_rules *rules, const struct pd_head 
     return ADMIT_CUT;
 }
 
-/* What becomes of a head: *entry is filled unless it is left out; *slots is what it will take in packs. */
-static enum admit admit(const struct pd_planner *planner, const struct pd_head *head, uint32_t lane,
-                        struct pd_entry *entry, uint64_t *slots)
+static bool is_pruned(const struct pd_entry *entry)
+{
+    return entry->segment.prune.drop_views != 0 || entry->segment.prune.keep_frames != 0;
+}
+
+/* The head as its source's rule leaves it, in planner->pruned; *head moves there where that is another one. */
+static int prune(struct pd_planner *planner, const struct pd_head **head)
+{
+    const struct pd_head *pushed = *head;
+    if (planner->rules.prune_count == 0 || pushed->span_count == 0)
+        return 0;
+    const struct pd_prune *rule = pd_prune_rule_of(&planner->rules, pushed->source);
+    if (!rule || !pd_prune_touches(pushed, *rule))
+        return 0;
+    *head = &planner->pruned.head;
+    return pd_prune_head(pushed, *rule, &planner->pruned);
+}
+
+/* What becomes of a head, an enum admit, or PD_ENOMEM: *entry is filled unless it is left out; *slots is what it will take in packs. *head
+ * moves to the pruned one. */
+static int admit(struct pd_planner *planner, const struct pd_head **head, uint32_t lane,
+                 struct pd_entry *entry, uint64_t *slots)
 {
     const struct pd_rules *rules = &planner->rules;
+    const struct pd_head *pushed = *head;
     if ((planner->records.skip_count > 0 || planner->records.rule_count > 0) &&
-        pd_skip_fits(&planner->records, head))
+        pd_skip_fits(&planner->records, pushed))
         return LEAVE_SKIPPED;
-    entry_fill(entry, head, lane, planner->lanes.lane[lane].pass);
-    if (!pd_cut_fits(head, pd_planner_room(rules)))
-        return admit_over(rules, head, entry, slots);
-    entry_whole(rules, entry, head);
+    int rc = prune(planner, head);
+    if (rc != 0)
+        return rc;
+    entry_fill(entry, *head, lane, planner->lanes.lane[lane].pass);
+    if (*head != pushed)
+        entry->segment.prune = planner->pruned.applied;
+    if ((*head)->length_tokens == 0)
+        return LEAVE_EMPTIED;
+    if (!pd_cut_fits(*head, pd_planner_room(rules)))
+        return admit_over(rules, *head, entry, slots);
+    entry_whole(rules, entry, *head);
     *slots = entry->segment.slot_tokens;
     return ADMIT_WHOLE;
 }
 
-static void count_admit(struct pd_planner *planner, enum admit how, const struct pd_head *head,
-                        const struct pd_entry *entry)
+/* A head as pushed, as admitted, and what became of it. */
+struct admitted {
+    const struct pd_head *pushed, *head;
+    const struct pd_entry *entry;
+    int how;
+};
+
+static void count_admit(struct pd_planner *planner, const struct admitted *admitted)
 {
     struct pd_planner_stats *stats = &planner->stats;
-    if (how == ADMIT_CUT) {
+    if (admitted->how == ADMIT_CUT) {
         stats->truncated_samples++;
-        stats->truncated_tokens += head->length_tokens - entry->segment.length_tokens;
+        stats->truncated_tokens +=
+            admitted->head->length_tokens - admitted->entry->segment.length_tokens;
     }
-    stats->split_samples += how == ADMIT_SPLIT;
-    stats->skipped_samples += how == LEAVE_SKIPPED;
-    stats->rejected_samples += how == LEAVE_REJECTED;
+    stats->split_samples += admitted->how == ADMIT_SPLIT;
+    stats->skipped_samples += admitted->how == LEAVE_SKIPPED;
+    stats->rejected_samples += admitted->how == LEAVE_REJECTED;
+    if (admitted->how != LEAVE_SKIPPED && admitted->head != admitted->pushed)
+        pd_prune_count(&planner->prune_stats, admitted->pushed, &planner->pruned);
 }
 
 /* The head is used up, whatever became of it. */
@@ -143,6 +180,8 @@ static void consume(struct pd_planner *planner, const struct pd_head *head, uint
     uint32_t rule = planner->lanes.ordered ? 0 : lane;
     if (planner->records.skip_count > 0 && planner->rules.lanes[rule].on_end != PD_ON_END_REPEAT)
         pd_records_retire(&planner->records, head->stream, head->seq);
+    if (head->span_count > 0)
+        pd_prune_see(&planner->prune_stats, head);
     pd_lanes_consume(&planner->lanes, lane, slots, out_of_turn);
 }
 
@@ -201,6 +240,10 @@ static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
     if (!pending->head) {
         struct pd_cursor at = {sample->block, sample->index};
         int rc = pd_lanes_reread(&planner->lanes, supply, pending->entry.lane, at, &pending->head);
+        if (rc == 0 && is_pruned(&pending->entry)) {
+            rc = pd_prune_head(pending->head, sample->prune, &planner->pruned);
+            pending->head = &planner->pruned.head;
+        }
         if (rc != 0)
             return rc;
         if (pending->head->length_tokens != sample->sample_tokens)
@@ -242,6 +285,7 @@ static void take_run(struct pd_planner *planner)
     for (; taken < count; taken++) {
         const struct pd_head *head = &heads[taken];
         if (!pd_lanes_sound(head, at) || head->block >= before ||
+            (head->span_count > 0 && rules->prune_count > 0) ||
             !pd_cut_fits(head, pd_planner_room(rules)) ||
             !window_has_room(planner, pd_head_bytes(head)))
             break;
@@ -249,6 +293,8 @@ static void take_run(struct pd_planner *planner)
         entry_fill(entry, head, 0, pass);
         entry_whole(rules, entry, head);
         pd_window_insert(window);
+        if (head->span_count > 0)
+            pd_prune_see(&planner->prune_stats, head);
         at.block = head->block;
         at.index = head->index + 1;
     }
@@ -266,16 +312,19 @@ static int take_next(struct pd_planner *planner, const struct pd_supply *supply,
         return rc;
     struct pd_entry *entry = &planner->window.entries[pd_window_slot(&planner->window)];
     uint64_t slots = 0;
-    enum admit how = admit(planner, drawn.head, drawn.lane, entry, &slots);
-    if (how <= ADMIT_CUT) {
+    struct admitted admitted = {drawn.head, drawn.head, entry, 0};
+    admitted.how = admit(planner, &admitted.head, drawn.lane, entry, &slots);
+    if (admitted.how < 0)
+        return admitted.how;
+    if (admitted.how <= ADMIT_CUT) {
         if (!window_has_room(planner, entry->payload_bytes))
             return PD_REFILL_FULL;
         pd_window_insert(&planner->window);
     }
-    if (how == ADMIT_SPLIT)
-        start_pending(planner, entry, drawn.head);
-    if (how != ADMIT_WHOLE)
-        count_admit(planner, how, drawn.head, entry);
+    if (admitted.how == ADMIT_SPLIT)
+        start_pending(planner, entry, admitted.head);
+    if (admitted.how != ADMIT_WHOLE || admitted.head != drawn.head)
+        count_admit(planner, &admitted);
     consume(planner, drawn.head, drawn.lane, slots, drawn.out_of_turn);
     return STEP_TOOK;
 }
@@ -292,8 +341,11 @@ static int fill_shuffle(struct pd_planner *planner, const struct pd_supply *supp
             return rc;
         struct pd_entry entry;
         uint64_t slots = 0;
-        enum admit how = admit(planner, drawn.head, drawn.lane, &entry, &slots);
-        if (how <= ADMIT_SPLIT) {
+        struct admitted admitted = {drawn.head, drawn.head, &entry, 0};
+        admitted.how = admit(planner, &admitted.head, drawn.lane, &entry, &slots);
+        if (admitted.how < 0)
+            return admitted.how;
+        if (admitted.how <= ADMIT_SPLIT) {
             if (shuffle->count > 0 &&
                 shuffle->payload_bytes + entry.payload_bytes > planner->rules.shuffle_bytes)
                 return 0;
@@ -301,7 +353,7 @@ static int fill_shuffle(struct pd_planner *planner, const struct pd_supply *supp
             if (rc != 0)
                 return rc;
         }
-        count_admit(planner, how, drawn.head, &entry);
+        count_admit(planner, &admitted);
         consume(planner, drawn.head, drawn.lane, slots, drawn.out_of_turn);
     }
     return 0;

@@ -4,6 +4,8 @@
  * configuration may say beyond that is the configuration's business. */
 #include "packer/planner_state.h"
 
+#include <string.h>
+
 #define REASON "RULES"
 
 static int refuse(struct pd_error *error, const char *rule, uint64_t value, const char *expected)
@@ -76,15 +78,30 @@ static int check_lanes(const struct pd_rules *rules, struct pd_error *error)
     return weights > 0 ? 0 : refuse(error, "sum of weights", weights, "1 or more");
 }
 
+static int check_prunes(const struct pd_rules *rules, struct pd_error *error)
+{
+    if (rules->prune_count > PD_PRUNE_RULES_MAX)
+        return refuse(error, "number of pruning rules", rules->prune_count, "at most 16");
+    for (uint32_t i = 0; i < rules->prune_count; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (rules->prunes[i].source == rules->prunes[j].source)
+                return refuse(error, "source with two pruning rules", rules->prunes[i].source,
+                              "one rule each");
+    return 0;
+}
+
 struct pd_live_rules pd_live_rules_of(const struct pd_rules *rules)
 {
-    return (struct pd_live_rules){.window_samples = rules->window_samples,
-                                  .window_bytes = rules->window_bytes,
-                                  .strategy = rules->strategy,
-                                  .order = rules->order,
-                                  .shuffle_samples = rules->shuffle_samples,
-                                  .shuffle_bytes = rules->shuffle_bytes,
-                                  .over_length = rules->over_length};
+    struct pd_live_rules live = {.window_samples = rules->window_samples,
+                                 .window_bytes = rules->window_bytes,
+                                 .strategy = rules->strategy,
+                                 .order = rules->order,
+                                 .shuffle_samples = rules->shuffle_samples,
+                                 .shuffle_bytes = rules->shuffle_bytes,
+                                 .over_length = rules->over_length,
+                                 .prune_count = rules->prune_count};
+    memcpy(live.prunes, rules->prunes, sizeof live.prunes);
+    return live;
 }
 
 void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live)
@@ -96,6 +113,8 @@ void pd_live_rules_set(struct pd_rules *rules, const struct pd_live_rules *live)
     rules->shuffle_samples = live->shuffle_samples;
     rules->shuffle_bytes = live->shuffle_bytes;
     rules->over_length = live->over_length;
+    rules->prune_count = live->prune_count;
+    memcpy(rules->prunes, live->prunes, sizeof rules->prunes);
 }
 
 int pd_live_rules_check(const struct pd_rules *rules, const struct pd_live_rules *live,
@@ -111,5 +130,7 @@ int pd_rules_check(const struct pd_rules *rules, struct pd_error *error)
     int rc = check_choices(rules, error);
     if (rc == 0)
         rc = check_sizes(rules, error);
-    return rc == 0 ? check_lanes(rules, error) : rc;
+    if (rc == 0)
+        rc = check_lanes(rules, error);
+    return rc == 0 ? check_prunes(rules, error) : rc;
 }

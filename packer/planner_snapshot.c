@@ -1,7 +1,7 @@
 /* The planner's state as bytes, and back.
  *
  *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
- *   [| changed, skip rules]
+ *   [| changed, skip rules [| pruning rules, what they took away]]
  *
  * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
  * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
@@ -365,6 +365,39 @@ static void get_rule(struct pd_reader *reader, uint64_t *at, struct pd_skip_rule
     rule->version_below = get(reader);
 }
 
+static void put_prune(struct pd_buf *buf, const struct pd_prune_rule *rule)
+{
+    put(buf, rule->source);
+    put(buf, rule->prune.drop_views);
+    put(buf, rule->prune.keep_frames);
+}
+
+static struct pd_prune_rule get_prune(struct pd_reader *reader)
+{
+    struct pd_prune_rule rule = {.source = get32(reader)};
+    rule.prune.drop_views = get(reader);
+    rule.prune.keep_frames = get32(reader);
+    return rule;
+}
+
+static void put_prunes(struct pd_buf *buf, const struct pd_prune_rule *rules, uint32_t count)
+{
+    put(buf, count);
+    for (uint32_t i = 0; i < count; i++)
+        put_prune(buf, &rules[i]);
+}
+
+/* How many there are; none where the bytes do not hold them. */
+static uint32_t get_prunes(struct pd_reader *reader, struct pd_prune_rule *rules)
+{
+    uint32_t count = get32(reader);
+    if (!expect(reader, count <= PD_PRUNE_RULES_MAX))
+        return 0;
+    for (uint32_t i = 0; i < count; i++)
+        rules[i] = get_prune(reader);
+    return count;
+}
+
 static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
 {
     put(buf, live->window_samples);
@@ -374,6 +407,7 @@ static void put_live(struct pd_buf *buf, const struct pd_live_rules *live)
     put(buf, live->shuffle_samples);
     put(buf, live->shuffle_bytes);
     put(buf, live->over_length);
+    put_prunes(buf, live->prunes, live->prune_count);
 }
 
 static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
@@ -385,6 +419,33 @@ static void get_live(struct pd_reader *reader, struct pd_live_rules *live)
     live->shuffle_samples = get32(reader);
     live->shuffle_bytes = get(reader);
     live->over_length = (enum pd_over_length)get32(reader);
+    live->prune_count = get_prunes(reader, live->prunes);
+}
+
+static bool has_pruning(const struct pd_planner *planner)
+{
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    return planner->rules.prune_count > 0 || stats->samples > 0 || stats->seen_views != 0;
+}
+
+static void put_pruning(struct pd_buf *buf, const struct pd_planner *planner)
+{
+    const struct pd_rules *rules = &planner->rules;
+    const struct pd_prune_stats *stats = &planner->prune_stats;
+    if (!has_pruning(planner))
+        return;
+    put_prunes(buf, rules->prunes, rules->prune_count);
+    pd_prune_stats_save(stats, buf);
+}
+
+static void get_pruning(struct pd_reader *reader, struct pd_planner *planner)
+{
+    struct pd_rules *rules = &planner->rules;
+    if (reader->failed || pd_reader_left(reader) == 0)
+        return;
+    rules->prune_count = get_prunes(reader, rules->prunes);
+    pd_prune_stats_load(reader, &planner->prune_stats);
+    expect(reader, pd_rules_check(rules, NULL) == 0);
 }
 
 static void put_records(struct pd_buf *buf, const struct pd_records *records, uint32_t lanes)
@@ -450,10 +511,10 @@ static int get_change(struct pd_reader *reader, struct pd_records *records,
         get_rule(reader, &change.at, &change.rule);
     if (change.kind == PD_CONTROL_RULES)
         get_live(reader, &change.rules);
-    bool skip = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE;
+    bool other = change.kind == PD_CONTROL_SKIP || change.kind == PD_CONTROL_SKIP_RULE;
     bool live = change.kind == PD_CONTROL_RULES && !reader->failed &&
                 pd_live_rules_check(rules, &change.rules, NULL) == 0;
-    if (!expect(reader, weights ? sum > 0 : skip || live))
+    if (!expect(reader, weights ? sum > 0 : other || live))
         return 0;
     return pd_records_add_change(records, &change);
 }
@@ -487,7 +548,7 @@ static int get_records(struct pd_reader *reader, const struct pd_rules *rules,
 static void put_open_rules(struct pd_buf *buf, const struct pd_planner *planner)
 {
     const struct pd_records *records = &planner->records;
-    if (records->rule_count == 0 && !planner->changed)
+    if (records->rule_count == 0 && !planner->changed && !has_pruning(planner))
         return;
     put(buf, planner->changed);
     put(buf, records->rule_count);
@@ -502,7 +563,8 @@ static void get_open_rules(struct pd_reader *reader, struct pd_planner *planner)
         return;
     uint32_t changed = get32(reader), count = get32(reader);
     planner->changed = changed;
-    expect(reader, changed <= 1 && changed + count > 0 && count <= PD_SKIP_RULES_MAX);
+    expect(reader, changed <= 1 && count <= PD_SKIP_RULES_MAX &&
+                       (changed + count > 0 || pd_reader_left(reader) > 0));
     for (uint32_t i = 0; i < count && !reader->failed; i++) {
         struct pd_open_rule *open = &records->rules[records->rule_count++];
         get_rule(reader, &open->at, &open->rule);
@@ -525,6 +587,7 @@ int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf)
     put_pending(buf, &planner->pending);
     put_records(buf, &planner->records, rule_lanes(&planner->rules));
     put_open_rules(buf, planner);
+    put_pruning(buf, planner);
     return buf->failed ? PD_ENOMEM : 0;
 }
 
@@ -548,6 +611,7 @@ static int get_state(struct pd_reader *reader, struct pd_planner *planner)
         get_open_rules(reader, planner);
     if (rc != 0)
         return rc == PD_ENOMEM ? PD_ENOMEM : PD_ECORRUPT;
+    get_pruning(reader, planner);
     return pd_reader_done(reader) ? 0 : PD_ECORRUPT;
 }
 

@@ -5,6 +5,7 @@
 #include "packer/planner.h"
 #include "packer/planner_cut.h"
 #include "packer/planner_lanes.h"
+#include "packer/planner_prune.h"
 #include "packer/planner_records.h"
 #include "packer/planner_shuffle.h"
 #include "packer/planner_solver.h"
@@ -31,7 +32,9 @@ struct pd_planner {
     struct pd_shuffle shuffle;
     struct pd_records records;
     struct pd_pending pending;
+    struct pd_pruned pruned; /* the head admitted last, or the pending one's */
     struct pd_planner_stats stats;
+    struct pd_prune_stats prune_stats;
 };
 
 enum pd_refill {

@@ -37,6 +37,10 @@ struct pd_assembler {
     const struct pd_pack **rows;
     uint32_t row_capacity;
     struct pd_layout_rules rules;
+    struct pd_media media;
+    struct pd_tensor_spec tensors[PD_TENSORS_MAX]; /* of media */
+    struct pd_bodies bodies;
+    struct pd_error damage; /* what the bodies found */
     struct pd_batch batch;
     struct pd_batch_key key;
     uint32_t max_seqlen_real, max_seqlen_padded;
@@ -215,6 +219,112 @@ static int step_plan_facts(struct pd_assembler *a, const struct pd_assemble_orde
     return 0;
 }
 
+static int damaged_head(const struct pd_segment *segment, int rc, struct pd_error *error)
+{
+    if (rc != PD_ENOTFOUND && rc != PD_ECORRUPT)
+        return pd_error_set(error, rc, "LOG_READ", "block %llu cannot be read: %s",
+                            (unsigned long long)segment->block, pd_err_text(rc));
+    return pd_error_set(error, PD_ECORRUPT, "CHECKSUM",
+                        "the head of sample seq %llu of stream number %u (block %llu, entry %u) is "
+                        "missing or damaged",
+                        (unsigned long long)segment->seq, segment->stream,
+                        (unsigned long long)segment->block, segment->index);
+}
+
+/* ---- media: what the step's batches carry beside tokens ---- */
+
+/* Tensors that the samples of a pack have. */
+static int pack_tensors(struct pd_assembler *a, uint32_t feed, const struct pd_pack *pack,
+                        uint64_t *tensors, struct pd_error *error)
+{
+    for (uint32_t i = 0; i < pack->segment_count; i++) {
+        const struct pd_segment *segment = &pack->segments[i];
+        const struct pd_block_head *head;
+        int rc = pd_log_read_head(a->reader, feed, segment->block, &head);
+        if (rc != 0)
+            return damaged_head(segment, rc, error);
+        for (uint32_t k = 0; k < head->tensor_count; k++)
+            *tensors |= UINT64_C(1) << head->tensors[k].number;
+    }
+    return 0;
+}
+
+static bool pack_has_patches(const struct pd_pack *pack)
+{
+    for (uint32_t i = 0; i < pack->segment_count; i++)
+        if (pack->segments[i].patches > 0)
+            return true;
+    return false;
+}
+
+/* Makes a->media what the facts say. */
+static int load_media(struct pd_assembler *a, const struct pd_assemble_order *order,
+                      const struct pd_step_facts *facts, struct pd_error *error)
+{
+    a->media = (struct pd_media){.vision = facts->vision, .tensors = a->tensors};
+    for (uint32_t k = 0; k < PD_TENSORS_MAX; k++) {
+        if (!(facts->tensors >> k & 1))
+            continue;
+        int rc = pd_log_read_tensor(a->reader, order->key.feed_index, k,
+                                    &a->tensors[a->media.tensor_count++]);
+        if (rc != 0)
+            return pd_error_set(error, rc == PD_ENOTFOUND ? PD_ECORRUPT : rc, "CHECKSUM",
+                                "the declaration of tensor number %u of feed %s cannot be read: %s",
+                                k, order->feed->name, pd_err_text(rc));
+    }
+    a->damage = (struct pd_error){0};
+    pd_log_bodies(a->reader, order->key.feed_index, &a->bodies, &a->damage);
+    return 0;
+}
+
+static struct pd_layout_input input_of(const struct pd_assembler *a,
+                                       const struct pd_layout_rules *rules)
+{
+    return (struct pd_layout_input){
+        .rules = rules, .rows = a->rows, .media = &a->media, .bodies = &a->bodies};
+}
+
+/* What went wrong below a call that reads bodies: the damage they found, or the call's own error. */
+static int bodies_failed(struct pd_assembler *a, int rc, struct pd_error *error)
+{
+    if (a->damage.code != 0 && error)
+        *error = a->damage;
+    return rc;
+}
+
+/* Loss totals of tensors over the whole step. */
+static int step_losses(struct pd_assembler *a, const struct pd_assemble_order *order,
+                       struct pd_step_facts *facts, struct pd_error *error)
+{
+    struct pd_layout_rules rules = rules_of(order->feed);
+    int rc = load_media(a, order, facts, error);
+    for (uint32_t t = 0; rc == 0 && t < a->media.tensor_count; t++)
+        if (a->media.tensors[t].is_loss)
+            facts->totals.losses[facts->totals.loss_count++].number = a->media.tensors[t].number;
+    struct pd_layout_input input = input_of(a, &rules);
+    bool any = rc == 0 && facts->totals.loss_count > 0;
+    for (uint32_t j = 0; any && rc == 0 && j < order->place.pack_count; j++) {
+        rc = read_entry(a, order, j, &a->step_pack, error);
+        if (rc != 0)
+            return rc;
+        rc = pd_layout_losses_add(&input, &a->step_pack, facts->totals.losses);
+        if (rc != 0)
+            return bodies_failed(a,
+                                 pd_error_set(error, rc, "LOG_READ",
+                                              "the pad masks of step %llu cannot be read: %s",
+                                              (unsigned long long)order->key.step, pd_err_text(rc)),
+                                 error);
+    }
+    return rc;
+}
+
+/* Whether the feed ever had a tensor: only then are heads worth a look. */
+static bool has_tensors(struct pd_assembler *a, const struct pd_assemble_order *order)
+{
+    struct pd_tensor_spec first;
+    return pd_log_read_tensor(a->reader, order->key.feed_index, 0, &first) != PD_ENOTFOUND;
+}
+
 int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *order,
                       struct pd_step_facts *facts, struct pd_error *error)
 {
@@ -224,6 +334,7 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
     struct pd_layout_rules rules = rules_of(order->feed);
     struct group group = {0};
     *facts = (struct pd_step_facts){0};
+    bool tensors = has_tensors(a, order);
     int rc = load_order(a, order, error);
     for (uint32_t j = 0; rc == 0 && j < order->spec->step_packs; j++) {
         struct pd_pack *pack = j < pack_count ? &a->step_pack : NULL;
@@ -235,11 +346,15 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
             pd_totals_add(&facts->totals.sums, pack, rules.loss, rules.cost);
             if (pack->used_slots > facts->widest_slots)
                 facts->widest_slots = pack->used_slots;
+            facts->vision = facts->vision || pack_has_patches(pack);
+            rc = tensors ? pack_tensors(a, order->key.feed_index, pack, &facts->tensors, error) : 0;
         }
         bool batch_ends = (j + 1) % order->spec->rows == 0;
         if (j + 1 == order->spec->step_packs || (batch_ends && rules.width != PD_WIDTH_STEP))
             group_close(&group, &rules, &facts->totals);
     }
+    if (rc == 0 && facts->tensors != 0)
+        rc = step_losses(a, order, facts, error);
     return rc == 0 ? step_plan_facts(a, order, facts, error) : rc;
 }
 
@@ -329,18 +444,6 @@ static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint3
     return bytes + from;
 }
 
-static int damaged_head(const struct pd_segment *segment, int rc, struct pd_error *error)
-{
-    if (rc != PD_ENOTFOUND && rc != PD_ECORRUPT)
-        return pd_error_set(error, rc, "LOG_READ", "block %llu cannot be read: %s",
-                            (unsigned long long)segment->block, pd_err_text(rc));
-    return pd_error_set(error, PD_ECORRUPT, "CHECKSUM",
-                        "the head of sample seq %llu of stream number %u (block %llu, entry %u) is "
-                        "missing or damaged",
-                        (unsigned long long)segment->seq, segment->stream,
-                        (unsigned long long)segment->block, segment->index);
-}
-
 static int sample_names(struct pd_assembler *a, uint32_t feed, const struct pd_segment *segment,
                         char stream[PD_NAME_MAX + 1], char source[PD_NAME_MAX + 1])
 {
@@ -406,6 +509,7 @@ static int finish_header(struct pd_assembler *a, const struct pd_assemble_order 
         .accum = order->spec->accum,
         .rules = &a->rules,
         .batch = &a->batch,
+        .media = &a->media,
         .step_totals = &facts->totals,
         .max_seqlen_real = a->max_seqlen_real,
         .max_seqlen_padded = a->max_seqlen_padded,
@@ -436,9 +540,15 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
     uint32_t rows = order->spec->rows;
     uint32_t widest = a->rules.width == PD_WIDTH_STEP ? facts->widest_slots : rows_widest(a, rows);
     uint32_t width = pd_layout_width(&a->rules, widest);
-    rc = pd_layout_measure(&a->rules, a->rows, rows, width, &a->batch, error);
+    rc = load_media(a, order, facts, error);
     if (rc != 0)
         return rc;
+    struct pd_layout_input input = input_of(a, &a->rules);
+    input.row_count = rows;
+    input.width = width;
+    rc = pd_layout_measure(&input, &a->batch, error);
+    if (rc != 0)
+        return bodies_failed(a, rc, error);
     megatron_longest(a, rows, width);
     rc = table_read(a, order->key.feed_index, error);
     if (rc == 0)
@@ -462,15 +572,29 @@ static int violated(const struct pd_assembler *a, const struct pd_check_finding 
         pd_check_finding_name(finding), finding->row, finding->position, finding->text);
 }
 
-/* The rules of the contract, then the tokens against the log. */
-static int prove(struct pd_assembler *a, const uint8_t *payload, const struct pd_bodies *bodies,
-                 struct pd_check_finding *finding)
+/* The rules of the contract, then the samples' bytes against the log. */
+static int prove(struct pd_assembler *a, const uint8_t *payload, struct pd_check_finding *finding)
 {
     uint64_t began_ns = pd_clock_mono_ns();
-    int rc = pd_check_batch(&a->rules, &a->batch, payload, a->rows, finding);
+    struct pd_check_heads heads;
+    pd_log_check_heads(a->reader, a->key.feed_index, &heads, &a->damage);
+    struct pd_check_input input = {.rules = &a->rules,
+                                   .batch = &a->batch,
+                                   .payload = payload,
+                                   .rows = a->rows,
+                                   .media = &a->media,
+                                   .heads = &heads};
+    int rc = pd_check_batch(&input, finding);
+    struct pd_tokens_check tokens = {.reader = a->reader,
+                                     .feed_index = a->key.feed_index,
+                                     .rules = &a->rules,
+                                     .bodies = &a->bodies,
+                                     .batch = &a->batch,
+                                     .media = &a->media,
+                                     .rows = a->rows,
+                                     .payload = payload};
     if (rc == 0)
-        rc = pd_tokens_check(a->reader, a->key.feed_index, bodies, &a->batch, a->rows, payload,
-                             finding);
+        rc = pd_tokens_check(&tokens, finding);
     a->checked_ns = pd_clock_mono_ns() - began_ns;
     return rc;
 }
@@ -479,32 +603,29 @@ static int prove(struct pd_assembler *a, const uint8_t *payload, const struct pd
 static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
                           struct pd_check_finding *finding, struct pd_error *error)
 {
-    struct pd_bodies bodies;
-    struct pd_error damage = {0};
-    pd_log_bodies(a->reader, a->key.feed_index, &bodies, &damage);
-    int rc = pd_layout_fill(&a->rules, a->rows, &a->batch, payload, &bodies);
-    if (rc != 0 && damage.code != 0) {
-        *error = damage;
-        return rc;
-    }
+    struct pd_layout_input input = input_of(a, &a->rules);
+    input.row_count = a->batch.rows;
+    input.width = a->batch.width;
+    int rc = pd_layout_fill(&input, &a->batch, payload);
     if (rc != 0)
-        return pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
-                            "the samples of step %llu micro %u dp_rank %u cannot be read: %s",
-                            (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
-                            pd_err_text(rc));
+        return bodies_failed(
+            a,
+            pd_error_set(error, rc, rc == PD_ECORRUPT ? "CHECKSUM" : "LOG_READ",
+                         "the samples of step %llu micro %u dp_rank %u cannot be read: %s",
+                         (unsigned long long)a->key.step, a->key.micro, a->key.dp_rank,
+                         pd_err_text(rc)),
+            error);
     bool unchecked = a->corrupt && a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
     if (!unchecked)
-        rc = prove(a, payload, &bodies, finding);
+        rc = prove(a, payload, finding);
     if (rc == PD_ECORRUPT && finding->text[0])
         return violated(a, finding, error);
-    if (rc != 0 && damage.code != 0) {
-        *error = damage;
-        return rc;
-    }
     if (rc != 0)
-        return pd_error_set(error, rc, "LOG_READ",
-                            "the samples of step %llu cannot be read again: %s",
-                            (unsigned long long)a->key.step, pd_err_text(rc));
+        return bodies_failed(a,
+                             pd_error_set(error, rc, "LOG_READ",
+                                          "the samples of step %llu cannot be read again: %s",
+                                          (unsigned long long)a->key.step, pd_err_text(rc)),
+                             error);
     finding->text[0] = 0;
     return 0;
 }

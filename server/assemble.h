@@ -28,6 +28,8 @@ struct pd_assemble_order {
 struct pd_step_facts {
     struct pd_step_totals totals;
     uint32_t widest_slots; /* over all packs of the step */
+    bool vision;           /* some segment has patches */
+    uint64_t tensors;      /* bit k: some sample has the feed's tensor number k */
     uint64_t config_digest, plan_digest;
     uint32_t planner_version;
 };

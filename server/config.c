@@ -86,6 +86,8 @@ void pd_feed_fini(struct pd_feed_config *feed)
     free(feed->streams);
     free(feed->sources);
     free(feed->jobs);
+    free(feed->drop_views);
+    free(feed->keep_frames);
     *feed = (struct pd_feed_config){0};
 }
 
@@ -338,6 +340,21 @@ static void hash_pair(XXH3_state_t *state, const struct pd_key *key, const void 
     hash_string(state, value);
 }
 
+static void hash_prunes(XXH3_state_t *state, enum pd_key_kind kind,
+                        const struct pd_feed_config *feed)
+{
+    bool views = kind == PD_KEY_VIEWS;
+    uint32_t count = views ? feed->drop_views_count : feed->keep_frames_count;
+    hash_u32(state, count);
+    for (uint32_t i = 0; i < count; i++) {
+        hash_string(state, views ? feed->drop_views[i].source : feed->keep_frames[i].source);
+        if (views)
+            hash_string(state, feed->drop_views[i].view);
+        else
+            hash_u32(state, feed->keep_frames[i].every);
+    }
+}
+
 static void hash_several(XXH3_state_t *state, const struct pd_key *key,
                          const struct pd_feed_config *feed)
 {
@@ -360,8 +377,8 @@ static void hash_several(XXH3_state_t *state, const struct pd_key *key,
         for (uint32_t i = 0; i < count; i++)
             hash_u32(state, numbers[i]);
     } else {
-        PD_CHECK(key->kind == PD_KEY_VIEWS);
-        hash_u32(state, feed->drop_views_count);
+        PD_CHECK(key->kind == PD_KEY_VIEWS || key->kind == PD_KEY_FRAMES);
+        hash_prunes(state, key->kind, feed);
     }
 }
 

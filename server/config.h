@@ -36,6 +36,16 @@ struct pd_source_config {
     struct pd_lane_rules lane; /* as configured: passes_max 0 = no limit */
 };
 
+/* Samples of the source lose the view. */
+struct pd_drop_view {
+    char source[PD_NAME_MAX + 1], view[PD_NAME_MAX + 1];
+};
+/* Of videos of the source every n-th frame stays, n > 1. */
+struct pd_keep_frames {
+    char source[PD_NAME_MAX + 1];
+    uint32_t every;
+};
+
 struct pd_feed_config {
     char name[PD_NAME_MAX + 1];
     struct pd_rules rules;         /* what the planner obeys; lanes come from sources or streams */
@@ -49,6 +59,7 @@ struct pd_feed_config {
     struct pd_job_config *jobs; /* owned by the config */
     uint32_t job_count;
     uint64_t max_wait_ns; /* 0 = never flush on idleness */
+    uint64_t idle_release_ns; /* a job silent for so long holds nothing; 0 = never */
     uint64_t plan_ahead_bytes;
     uint32_t log_share;
     uint32_t vocab_size; /* 0 = not checked */
@@ -58,7 +69,10 @@ struct pd_feed_config {
     uint32_t media_token_count; /* 0 = not checked */
     enum pd_balance balance;
     uint64_t balance_bytes;
-    uint32_t drop_views_count; /* sources named under drop_views */
+    struct pd_drop_view *drop_views; /* owned by the config */
+    uint32_t drop_views_count;
+    struct pd_keep_frames *keep_frames; /* owned by the config */
+    uint32_t keep_frames_count;
 };
 
 struct pd_config {

@@ -211,10 +211,22 @@ static int check_values(const struct pd_feed_config *feed, struct pd_error *erro
     return 0;
 }
 
-static int check_offered(const struct pd_feed_config *feed, struct pd_error *error)
+/* A rule for a source that the feed does not have would never act. */
+static int check_prunes(const struct pd_feed_config *feed, struct pd_error *error)
 {
-    if (feed->drop_views_count > 0)
-        return not_offered(error, "drop_views", "drop_views: {}");
+    uint32_t all = feed->drop_views_count + feed->keep_frames_count;
+    for (uint32_t i = 0; i < all && feed->source_count > 0; i++) {
+        bool views = i < feed->drop_views_count;
+        const char *name = views ? feed->drop_views[i].source
+                                 : feed->keep_frames[i - feed->drop_views_count].source;
+        uint32_t s = 0;
+        while (s < feed->source_count && strcmp(feed->sources[s].name, name) != 0)
+            s++;
+        if (s == feed->source_count)
+            return contradiction(error, "UNKNOWN_SOURCE",
+                                 "%s names the source '%s', which is none of `sources`",
+                                 views ? "drop_views" : "keep_frames", name);
+    }
     return 0;
 }
 
@@ -222,7 +234,7 @@ static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
 {
     int (*const checks[])(const struct pd_feed_config *, struct pd_error *) = {
         check_streams, check_sources, check_lanes,   check_jobs,
-        check_shape,   check_values,  check_offered,
+        check_shape,   check_values,  check_prunes,
     };
     pd_feed_derive(feed);
     for (size_t i = 0; i < PD_COUNT_OF(checks); i++) {

@@ -138,6 +138,9 @@ static const struct pd_key feed_keys[] = {
     FEED("max_patches", NUMBER, true, rules.patches_max, 0, UINT32_MAX, NULL, "0",
          "Vision patches per pack, a second budget beside seq_len; a sample with more is refused; "
          "0 = no cap."),
+    FEED("vision_window", NUMBER, true, layout.vision_window, 0, 1u << 16, NULL, "0",
+         "Side of a window of the vision tower in merged tokens (Qwen2.5-VL: 4); 0 = no window "
+         "arrays."),
     FEED("positions", CHOICE, true, layout.positions, 0, 0, WORDS("1d", "mrope"), "1d",
          "1d: positions [R,W]; mrope: [3,R,W] from the grids of media spans, which every span must "
          "then have."),
@@ -148,6 +151,9 @@ static const struct pd_key feed_keys[] = {
          "Longest padding segment."),
     FEED("max_wait", DURATION, false, max_wait_ns, 0, 24 * HOUR, NULL, "0",
          "A step that waits longer is completed from a short window; 0 = never flush on idleness."),
+    FEED("idle_release", DURATION, false, idle_release_ns, 0, 8760 * HOUR, NULL, "0",
+         "A job without a call, a delivery or a commit for so long stops holding the log, loudly, "
+         "until it is opened again; 0 = never."),
     FEED("plan_ahead", BYTES, false, plan_ahead_bytes, KIB, 1024 * TIB, NULL, "1GiB",
          "Payload bytes planned past the highest step delivered."),
     FEED("log_share", NUMBER, false, log_share, 1, 1000000, NULL, "1",
@@ -175,7 +181,10 @@ static const struct pd_key feed_keys[] = {
     FEED("epochs", NUMBER, true, epochs, 1, 1u << 20, NULL, "1",
          "Passes over every lane: short for on_end: repeat and max_passes on each."),
     FEED("drop_views", VIEWS, true, drop_views_count, 0, 0, NULL, "{}",
-         "Views left out, per source; this version offers none."),
+         "Views left out of samples as they enter the window, per source: {libero: [right_wrist]}; "
+         "may be changed."),
+    FEED("keep_frames", FRAMES, true, keep_frames_count, 2, 1u << 20, NULL, "{}",
+         "Every n-th frame of videos stays, per source: {libero: 2}; may be changed."),
     FEED("jobs", JOBS, false, jobs, 0, 0, NULL, "[]",
          "Jobs that hold the log from pack 0 before they first connect; each has the keys below."),
 };
@@ -500,7 +509,12 @@ void pd_key_expectation(const struct pd_key *key, char *text, size_t size)
                  key->size_bytes / sizeof(uint32_t));
         break;
     case PD_KEY_VIEWS:
-        snprintf(text, size, "a mapping of source names to lists of view names");
+        snprintf(text, size, "a mapping of at most %d source names to lists of view names",
+                 PD_PRUNE_RULES_MAX);
+        break;
+    case PD_KEY_FRAMES:
+        snprintf(text, size, "a mapping of at most %d source names to whole numbers",
+                 PD_PRUNE_RULES_MAX);
         break;
     case PD_KEY_JOBS:
         snprintf(text, size, "a list of at most %d mappings", PD_JOBS_MAX);

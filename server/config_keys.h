@@ -33,6 +33,7 @@ enum pd_key_kind {
     PD_KEY_SOURCES,
     PD_KEY_NUMBERS, /* a uint32_t array of the member's size, the count in the uint32_t behind it */
     PD_KEY_VIEWS,
+    PD_KEY_FRAMES,
     PD_KEY_JOBS,
     PD_KEY_FEEDS,
 };

@@ -109,6 +109,34 @@ static void put_sources(FILE *out, const struct pd_feed_config *feed)
     fputc('}', out);
 }
 
+/* Views of one source stand together. */
+static void put_views(FILE *out, const struct pd_feed_config *feed)
+{
+    fputc('{', out);
+    for (uint32_t i = 0; i < feed->drop_views_count; i++) {
+        const struct pd_drop_view *drop = &feed->drop_views[i];
+        bool first = i == 0 || strcmp(drop[-1].source, drop->source) != 0;
+        if (first) {
+            fputs(i ? "], " : "", out);
+            put_text(out, drop->source);
+        }
+        fputs(first ? ": [" : ", ", out);
+        put_text(out, drop->view);
+    }
+    fputs(feed->drop_views_count ? "]}" : "}", out);
+}
+
+static void put_frames(FILE *out, const struct pd_feed_config *feed)
+{
+    fputc('{', out);
+    for (uint32_t i = 0; i < feed->keep_frames_count; i++) {
+        fputs(i ? ", " : "", out);
+        put_text(out, feed->keep_frames[i].source);
+        fprintf(out, ": %u", feed->keep_frames[i].every);
+    }
+    fputc('}', out);
+}
+
 static void put_keys(const struct printer *printer, const struct pd_key_table *table,
                      const void *base, int indent, const char *first_lead);
 
@@ -158,7 +186,10 @@ static void put_value(const struct printer *printer, const struct pd_key *key, c
         put_numbers(out, key, base);
         break;
     case PD_KEY_VIEWS:
-        fputs("{}", out);
+        put_views(out, base);
+        break;
+    case PD_KEY_FRAMES:
+        put_frames(out, base);
         break;
     default:
         put_scalar(out, key, base);

@@ -214,22 +214,83 @@ static int set_sources(struct walk *walk, const struct pd_key *key, yaml_node_t 
     return 0;
 }
 
-/* Only counted: pd_config_check refuses any. */
+/* Room for `more` views behind those that are there. */
+static struct pd_drop_view *grow_views(struct pd_feed_config *feed, size_t more)
+{
+    size_t count = feed->drop_views_count + more;
+    struct pd_drop_view *views = reallocarray(feed->drop_views, count ? count : 1, sizeof *views);
+    if (views)
+        feed->drop_views = views;
+    return views;
+}
+
+/* The list behind one source. */
+static int set_source_views(struct walk *walk, const char *source, yaml_node_t *list,
+                            const char *path, struct pd_feed_config *feed)
+{
+    if (!grow_views(feed, list_size(list)))
+        return no_memory(walk);
+    for (size_t i = 0; i < list_size(list); i++) {
+        const char *text;
+        int rc = list_item_text(walk, list, i, path, &text);
+        if (rc == 0 && (rc = pd_name_check("view", text, walk->error)) != 0)
+            return placed(walk, list, path, rc);
+        if (rc != 0)
+            return rc;
+        struct pd_drop_view *drop = &feed->drop_views[feed->drop_views_count++];
+        snprintf(drop->source, sizeof drop->source, "%s", source);
+        snprintf(drop->view, sizeof drop->view, "%s", text);
+    }
+    return 0;
+}
+
 static int set_views(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
                      const char *path, struct pd_feed_config *feed)
 {
-    if (node->type != YAML_MAPPING_NODE)
+    if (node->type != YAML_MAPPING_NODE || mapping_size(node) > PD_PRUNE_RULES_MAX)
         return wrong_kind(walk, node, path, key);
     for (size_t i = 0; i < mapping_size(node); i++) {
         const char *name;
         yaml_node_t *value;
         int rc = named_pair(walk, node, i, "source", path, &name, &value);
-        if (rc == 0 && value->type != YAML_SEQUENCE_NODE)
-            rc = wrong_kind(walk, value, path, key);
+        if (rc == 0)
+            rc = expect_list(walk, value, path, key, 0, PD_VIEWS_MAX);
+        if (rc == 0)
+            rc = set_source_views(walk, name, value, path, feed);
         if (rc != 0)
             return rc;
     }
-    feed->drop_views_count = (uint32_t)mapping_size(node);
+    return 0;
+}
+
+static int set_frames(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                      const char *path, struct pd_feed_config *feed)
+{
+    if (node->type != YAML_MAPPING_NODE || mapping_size(node) > PD_PRUNE_RULES_MAX)
+        return wrong_kind(walk, node, path, key);
+    feed->keep_frames = calloc(PD_PRUNE_RULES_MAX, sizeof *feed->keep_frames);
+    if (!feed->keep_frames)
+        return no_memory(walk);
+    struct pd_key one = {.path = key->path,
+                         .kind = PD_KEY_NUMBER,
+                         .size_bytes = sizeof(uint32_t),
+                         .min = key->min,
+                         .max = key->max};
+    for (size_t i = 0; i < mapping_size(node); i++) {
+        const char *name, *text;
+        yaml_node_t *value;
+        struct pd_keep_frames *keep = &feed->keep_frames[feed->keep_frames_count];
+        int rc = named_pair(walk, node, i, "source", path, &name, &value);
+        if (rc == 0 && !scalar_text(value, &text))
+            rc = wrong_kind(walk, value, path, key);
+        if (rc != 0)
+            return rc;
+        rc = pd_key_set(&one, &keep->every, text, walk->error);
+        if (rc != 0)
+            return placed(walk, value, path, rc);
+        snprintf(keep->source, sizeof keep->source, "%s", name);
+        feed->keep_frames_count++;
+    }
     return 0;
 }
 
@@ -301,6 +362,8 @@ static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *nod
         return set_numbers(walk, key, node, path, base);
     case PD_KEY_VIEWS:
         return set_views(walk, key, node, path, base);
+    case PD_KEY_FRAMES:
+        return set_frames(walk, key, node, path, base);
     case PD_KEY_JOBS:
         return set_jobs(walk, key, node, path, base);
     case PD_KEY_FEEDS:

@@ -54,8 +54,10 @@ struct pd_header {
     Packd__V1__BatchHeader message;
     Packd__V1__SampleTable table;
     Packd__V1__Totals totals, step_totals;
-    Packd__V1__LossTotal loss, step_loss;
-    Packd__V1__LossTotal *loss_list[1], *step_loss_list[1];
+    /* "tokens", then one per tensor declared as a loss */
+    Packd__V1__LossTotal loss[1 + PD_TENSORS_MAX], step_loss[1 + PD_TENSORS_MAX];
+    Packd__V1__LossTotal *loss_list[1 + PD_TENSORS_MAX], *step_loss_list[1 + PD_TENSORS_MAX];
+    Packd__V1__LossDecl loss_decls[PD_TENSORS_MAX];
     Packd__V1__ArrayInfo arrays[PD_ARRAYS_MAX], *array_list[PD_ARRAYS_MAX];
 };
 
@@ -199,12 +201,15 @@ int pd_header_sample(struct pd_header *header, const struct pd_header_sample *sa
     if (rc != 0)
         return rc;
     bool whole = segment->length_tokens == segment->sample_tokens;
+    bool pruned = segment->prune.drop_views != 0 || segment->prune.keep_frames != 0;
     c->seq[i] = segment->seq;
     c->part[i] = segment->part;
     c->epoch[i] = segment->pass;
     c->offset[i] = segment->offset_tokens;
     c->length[i] = segment->length_tokens;
-    c->flags[i] = whole ? PACKD__V1__SAMPLE_FLAG__SAMPLE_WHOLE : PACKD__V1__SAMPLE_FLAG__SAMPLE_CUT;
+    c->flags[i] =
+        (whole ? PACKD__V1__SAMPLE_FLAG__SAMPLE_WHOLE : PACKD__V1__SAMPLE_FLAG__SAMPLE_CUT) |
+        (pruned ? PACKD__V1__SAMPLE_FLAG__SAMPLE_PRUNED : 0);
     c->loss_tokens[i] = segment->loss_tokens;
     c->version[i] = sample->version;
     c->digest[i] = sample->digest;
@@ -282,7 +287,39 @@ static void fill_table(struct pd_header *header)
 struct totals_parts {
     Packd__V1__Totals *message;
     Packd__V1__LossTotal *loss, **list;
+    const struct pd_media *media;
+    const struct pd_tensor_total *losses; /* loss_count of them */
+    uint32_t loss_count;
 };
+
+static const struct pd_tensor_spec *spec_of(const struct pd_media *media, uint32_t number)
+{
+    for (uint32_t i = 0; media && i < media->tensor_count; i++)
+        if (media->tensors[i].number == number)
+            return &media->tensors[i];
+    return NULL;
+}
+
+/* One total for each tensor declared as a loss, by name, behind that of the tokens. */
+static void fill_losses(struct totals_parts parts)
+{
+    for (uint32_t i = 0; i < parts.loss_count; i++) {
+        const struct pd_tensor_spec *spec = spec_of(parts.media, parts.losses[i].number);
+        Packd__V1__LossTotal *loss = &parts.loss[1 + i];
+        packd__v1__loss_total__init(loss);
+        loss->name = spec ? (char *)spec->name : (char *)"";
+        loss->count = (int64_t)parts.losses[i].count;
+        loss->weight = parts.losses[i].weight;
+        parts.list[1 + i] = loss;
+    }
+    for (uint32_t i = 2; i <= parts.loss_count; i++) /* few: insertion */
+        for (uint32_t k = i; k > 1 && strcmp(parts.list[k - 1]->name, parts.list[k]->name) > 0;
+             k--) {
+            Packd__V1__LossTotal *before = parts.list[k - 1];
+            parts.list[k - 1] = parts.list[k];
+            parts.list[k] = before;
+        }
+}
 
 static void fill_totals(struct totals_parts parts, const struct pd_totals *sums,
                         uint64_t tail_tokens, uint64_t row_padding_tokens)
@@ -302,7 +339,8 @@ static void fill_totals(struct totals_parts parts, const struct pd_totals *sums,
     parts.loss->count = (int64_t)sums->loss_tokens;
     parts.loss->weight = sums->loss_weight;
     parts.list[0] = parts.loss;
-    parts.message->n_loss = 1;
+    fill_losses(parts);
+    parts.message->n_loss = 1 + parts.loss_count;
     parts.message->loss = parts.list;
 }
 
@@ -352,9 +390,43 @@ static Packd__V1__DType wire_dtype(enum pd_dtype dtype)
     return PACKD__V1__DTYPE__DTYPE_UNSPECIFIED;
 }
 
+static Packd__V1__Axis wire_axis(const struct pd_tensor_spec *spec)
+{
+    switch (spec->axis) {
+    case PD_AXIS_TOKEN:
+        return PACKD__V1__AXIS__AXIS_TOKEN;
+    case PD_AXIS_RAGGED:
+        return PACKD__V1__AXIS__AXIS_RAGGED;
+    default:
+        return PACKD__V1__AXIS__AXIS_SAMPLE;
+    }
+}
+
+/* Axis and loss of the array that is a named tensor. */
+static void describe_tensor(struct pd_header *header, const struct pd_media *media,
+                            Packd__V1__ArrayInfo *info)
+{
+    for (uint32_t i = 0; media && i < media->tensor_count; i++) {
+        const struct pd_tensor_spec *spec = &media->tensors[i];
+        if (strcmp(spec->name, info->name) != 0)
+            continue;
+        info->axis = wire_axis(spec);
+        if (!spec->is_loss)
+            return;
+        const struct pd_tensor_spec *mask = spec_of(media, spec->pad_mask);
+        Packd__V1__LossDecl *decl = &header->loss_decls[i];
+        packd__v1__loss_decl__init(decl);
+        if (mask)
+            decl->pad_mask = (char *)mask->name;
+        info->loss = decl;
+        return;
+    }
+}
+
 /* The array table. Only the run of derivable arrays at the payload's end is marked, so that a core
  * payload is a prefix. */
-static void fill_arrays(struct pd_header *header, const struct pd_batch *batch)
+static void fill_arrays(struct pd_header *header, const struct pd_batch *batch,
+                        const struct pd_media *media)
 {
     Packd__V1__BatchHeader *message = &header->message;
     for (uint32_t i = 0; i < batch->array_count; i++) {
@@ -368,6 +440,7 @@ static void fill_arrays(struct pd_header *header, const struct pd_batch *batch)
         info->offset = array->offset_bytes;
         info->bytes = array->size_bytes;
         info->xxh3_64 = DIGEST_UNKNOWN;
+        describe_tensor(header, media, info);
         header->array_list[i] = info;
     }
     message->n_arrays = batch->array_count;
@@ -431,13 +504,15 @@ int pd_header_finish(struct pd_header *header, const struct pd_header_facts *fac
     packd__v1__batch_header__init(message);
     fill_identity(message, facts);
     fill_shape(message, facts);
-    fill_arrays(header, batch);
-    fill_totals((struct totals_parts){&header->totals, &header->loss, header->loss_list},
+    fill_arrays(header, batch, facts->media);
+    const struct pd_step_totals *step = facts->step_totals;
+    fill_totals((struct totals_parts){&header->totals, header->loss, header->loss_list,
+                                      facts->media, batch->losses, batch->loss_count},
                 &batch->totals, batch->tail_tokens, batch->row_padding_tokens);
-    fill_totals(
-        (struct totals_parts){&header->step_totals, &header->step_loss, header->step_loss_list},
-        &facts->step_totals->sums, facts->step_totals->tail_tokens,
-        facts->step_totals->row_padding_tokens);
+    fill_totals((struct totals_parts){&header->step_totals, header->step_loss,
+                                      header->step_loss_list, facts->media, step->losses,
+                                      step->loss_count},
+                &step->sums, step->tail_tokens, step->row_padding_tokens);
     fill_table(header);
     message->n_packs = header->row_count;
     message->packs = header->packs;

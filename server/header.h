@@ -22,6 +22,8 @@ struct pd_step_totals {
     struct pd_totals sums;
     uint64_t tail_tokens;        /* behind the last slot of rows that hold a sample */
     uint64_t row_padding_tokens; /* positions of rows that hold none */
+    struct pd_tensor_total losses[PD_TENSORS_MAX]; /* as in struct pd_batch */
+    uint32_t loss_count;
 };
 
 /* What the header says beyond its rows and samples. All borrowed until header_pack has returned. */
@@ -32,6 +34,7 @@ struct pd_header_facts {
     uint32_t step_packs, dp_size, accum;
     const struct pd_layout_rules *rules;
     const struct pd_batch *batch; /* measured; digests are read by header_pack */
+    const struct pd_media *media; /* what the arrays between the built-in ones are of */
     const struct pd_step_totals *step_totals;
     uint32_t max_seqlen_real, max_seqlen_padded; /* longest steps of the Megatron pair */
     uint64_t config_digest, plan_digest;

@@ -14,6 +14,7 @@
 #ifndef PD_SERVER_LOG_H
 #define PD_SERVER_LOG_H
 
+#include "packer/check.h"
 #include "packer/layout.h"
 #include "packer/planner.h"
 #include "server/block.h"
@@ -86,10 +87,14 @@ int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t 
                           char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
                        struct pd_tensor_spec *spec) PD_MUST_CHECK;
-/* Fills *bodies so that pd_layout_fill reads this feed's samples, each verified against the
- * digest taken at the door (whole samples over the bytes just copied; parts by re-reading the
- * whole sample). PD_ECORRUPT with the sample named in *error when one does not match. */
+/* Fills *bodies so that the layout reads this feed's samples, each column of a sample verified
+ * against the digest taken at the door (whole samples over the bytes just copied; parts and pruned
+ * ones by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does not
+ * match. */
 void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
                    struct pd_error *error);
+/* The same for the check: spans and numbers of elements of whole samples, as pushed. */
+void pd_log_check_heads(struct pd_log_reader *reader, uint32_t feed, struct pd_check_heads *heads,
+                        struct pd_error *error);
 
 #endif

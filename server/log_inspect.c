@@ -56,6 +56,8 @@ const char *pd_record_type_name(enum pd_record_type type)
         return "TOKENIZER";
     case PD_RECORD_RULES:
         return "RULES";
+    case PD_RECORD_RELEASE_JOB:
+        return "RELEASE_JOB";
     case PD_RECORD_VIEW:
         return "VIEW";
     case PD_RECORD_TENSOR:

@@ -7,6 +7,7 @@
 #ifndef PD_SERVER_LOG_INTERNAL_H
 #define PD_SERVER_LOG_INTERNAL_H
 
+#include "packer/slice.h"
 #include "server/log_writer.h"
 
 #include <lmdb.h>
@@ -56,6 +57,24 @@ struct pd_log {
     uint64_t written_bytes;
     struct pd_buf scratch;
 };
+
+/* What log_bodies.c keeps in a reader: the segment asked for last, and what it carries. */
+struct pd_log_segment {
+    uint32_t feed;
+    struct pd_error *error;
+    bool known; /* the rest is about `of`, within the reader's transaction */
+    struct pd_segment of;
+    const struct pd_block_head *head;
+    struct pd_head pushed;
+    struct pd_slice slice;
+    uint32_t *of_spans; /* of the tensor asked for last */
+    uint32_t of_spans_capacity;
+};
+struct pd_log_segment *pd_log_reader_segment(struct pd_log_reader *reader);
+void pd_log_segment_fini(struct pd_log_segment *segment);
+/* XXH3-64 of `size` bytes of a body. Errors as pd_log_read_body; PD_ENOMEM. */
+int pd_log_digest_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
+                       uint64_t *digest);
 
 struct pd_log_key {
     uint8_t bytes[PD_LOG_KEY_MAX];

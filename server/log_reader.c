@@ -2,8 +2,8 @@
  *
  * Place: assemble and rpc threads, each with a reader of its own; a reader's transaction lasts as
  * long as one batch. Heads are read in place from the map (LMDB keeps a transaction's pages as they
- * are), so a reader holds little memory. Invariant: bytes leave through pd_log_bodies only after
- * the digest taken at the door has been found again. It never writes. */
+ * are), so a reader holds little memory. Bytes of samples leave through log_bodies.c. It
+ * never writes. */
 #include "server/log_internal.h"
 
 #include "base/check.h"
@@ -23,9 +23,7 @@ struct pd_log_reader {
     bool active;
     struct cached_head *heads; /* open addressing, capacity a power of two */
     uint32_t head_count, head_capacity;
-    /* of pd_log_bodies */
-    uint32_t bodies_feed;
-    struct pd_error *bodies_error;
+    struct pd_log_segment segment;
 };
 
 int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **out, struct pd_error *error)
@@ -50,6 +48,7 @@ void pd_log_reader_free(struct pd_log_reader *reader)
         return;
     pd_log_reader_end(reader);
     mdb_txn_abort(reader->txn);
+    pd_log_segment_fini(&reader->segment);
     free(reader->heads);
     free(reader);
 }
@@ -76,6 +75,7 @@ void pd_log_reader_end(struct pd_log_reader *reader)
         reader->heads[i].head = NULL;
     }
     reader->head_count = 0;
+    reader->segment.known = false;
     mdb_txn_reset(reader->txn);
     reader->active = false;
 }
@@ -351,137 +351,20 @@ int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offs
     return walk_body(reader, block, offset, size, dst, NULL);
 }
 
-/* A segment's bytes in one column of the body. */
-struct column_slice {
-    uint64_t block;
-    uint64_t sample_offset, sample_bytes; /* the whole sample */
-    uint64_t offset, bytes;               /* the part wanted, counted from the sample's start */
-    uint64_t digest;                      /* of the whole sample */
-};
-
-static int digest_sample(struct pd_log_reader *reader, const struct column_slice *slice,
-                         const void *dst, uint64_t *digest)
+int pd_log_digest_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
+                       uint64_t *digest)
 {
-    if (slice->offset == 0 && slice->bytes == slice->sample_bytes) {
-        *digest = XXH3_64bits(dst, slice->bytes);
-        return 0;
-    }
     XXH3_state_t *hash = XXH3_createState();
     if (!hash)
         return PD_ENOMEM;
     XXH3_64bits_reset(hash);
-    int rc = walk_body(reader, slice->block, slice->sample_offset, slice->sample_bytes, NULL, hash);
+    int rc = walk_body(reader, block, offset, size, NULL, hash);
     *digest = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return rc;
 }
 
-static int damaged(struct pd_log_reader *reader, const struct pd_segment *segment, const char *what)
+struct pd_log_segment *pd_log_reader_segment(struct pd_log_reader *reader)
 {
-    char stream[PD_NAME_MAX + 1] = "?";
-    if (pd_log_read_stream_name(reader, reader->bodies_feed, segment->stream, stream) != 0)
-        memcpy(stream, "?", 2);
-    return pd_error_set(reader->bodies_error, PD_ECORRUPT, "SAMPLE_DAMAGED",
-                        "sample %llu of stream '%s' (block %llu, entry %u): %s",
-                        (unsigned long long)segment->seq, stream,
-                        (unsigned long long)segment->block, segment->index, what);
-}
-
-static int copy_slice(struct pd_log_reader *reader, const struct pd_segment *segment,
-                      const struct column_slice *slice, void *dst, const char *column)
-{
-    uint64_t digest = 0;
-    int rc = walk_body(reader, slice->block, slice->sample_offset + slice->offset, slice->bytes,
-                       dst, NULL);
-    if (!rc)
-        rc = digest_sample(reader, slice, dst, &digest);
-    if (rc == PD_ECORRUPT || (!rc && digest != slice->digest)) {
-        char text[96];
-        snprintf(text, sizeof text, "its stored %s %s", column,
-                 rc ? "are incomplete" : "no longer have the digest taken when they were pushed");
-        return damaged(reader, segment, text);
-    }
-    return rc;
-}
-
-/* The head of the segment's block, once it is certain that the segment lies in it. */
-static int segment_head(struct pd_log_reader *reader, const struct pd_segment *segment,
-                        const struct pd_block_head **out)
-{
-    const struct pd_block_head *head;
-    int rc = pd_log_read_head(reader, reader->bodies_feed, segment->block, &head);
-    if (rc == PD_ENOTFOUND || rc == PD_ECORRUPT)
-        return damaged(reader, segment,
-                       rc == PD_ENOTFOUND ? "its block is not in the log"
-                                          : "the head of its block is damaged");
-    if (rc)
-        return rc;
-    if (segment->index >= head->count || head->stream != segment->stream ||
-        head->first_seq + segment->index != segment->seq ||
-        head->lengths[segment->index] != segment->sample_tokens ||
-        segment->offset_tokens > segment->sample_tokens ||
-        segment->length_tokens > segment->sample_tokens - segment->offset_tokens)
-        return damaged(reader, segment, "the plan does not agree with the head of its block");
-    *out = head;
-    return 0;
-}
-
-static struct column_slice slice_of(const struct pd_block_head *head,
-                                    const struct pd_segment *segment)
-{
-    return (struct column_slice){.block = segment->block,
-                                 .sample_offset = head->token_offsets[segment->index] * 4,
-                                 .sample_bytes = (uint64_t)segment->sample_tokens * 4,
-                                 .offset = (uint64_t)segment->offset_tokens * 4,
-                                 .bytes = (uint64_t)segment->length_tokens * 4};
-}
-
-static int bodies_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst)
-{
-    struct pd_log_reader *reader = ctx;
-    const struct pd_block_head *head;
-    int rc = segment_head(reader, segment, &head);
-    if (rc)
-        return rc;
-    struct column_slice slice = slice_of(head, segment);
-    slice.digest = head->token_digests[segment->index];
-    return copy_slice(reader, segment, &slice, dst, "tokens");
-}
-
-static int bodies_labels(void *ctx, const struct pd_segment *segment, int32_t *dst, bool *has)
-{
-    struct pd_log_reader *reader = ctx;
-    const struct pd_block_head *head;
-    int rc = segment_head(reader, segment, &head);
-    if (rc)
-        return rc;
-    *has = head->has_labels;
-    if (!head->has_labels)
-        return 0;
-    struct column_slice slice = slice_of(head, segment);
-    slice.sample_offset += head->token_offsets[head->count] * 4;
-    slice.digest = head->label_digests[segment->index];
-    return copy_slice(reader, segment, &slice, dst, "labels");
-}
-
-static int bodies_loss(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs)
-{
-    struct pd_log_reader *reader = ctx;
-    const struct pd_block_head *head;
-    int rc = segment_head(reader, segment, &head);
-    if (rc)
-        return rc;
-    struct pd_head sample;
-    pd_block_head_sample(head, segment->index, &sample);
-    *runs = sample.loss;
-    return 0;
-}
-
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
-                   struct pd_error *error)
-{
-    reader->bodies_feed = feed;
-    reader->bodies_error = error;
-    *bodies = (struct pd_bodies){
-        .ctx = reader, .tokens = bodies_tokens, .labels = bodies_labels, .loss = bodies_loss};
+    return &reader->segment;
 }

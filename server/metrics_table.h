@@ -37,6 +37,10 @@
     X(PD_F_INGEST_DUPLICATES, "packd_ingest_duplicate_samples_total",                            \
       "Samples pushed again and dropped: their seq was in the log.")                             \
     X(PD_F_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned by this process.")         \
+    X(PD_F_LOG_FULL_FLUSHES, "packd_log_full_flushes_total",                                     \
+      "Flushes because the log had no room for a whole window.")                                 \
+    X(PD_F_JOBS_RELEASED, "packd_jobs_released_total",                                           \
+      "Jobs that stopped holding the log after idle_release.")                                   \
     X(PD_F_FULL_STEP_REAL, "packd_full_step_real_tokens_total",                                  \
       "Real positions served, without the last, partly filled step of each job.")                \
     X(PD_F_FULL_STEP_ALL, "packd_full_step_positions_total",                                     \

@@ -2,7 +2,8 @@
  *
  * Place in the flow: linked instead of :log into packd_replay. One thread. Invariant: nothing that is
  * read is trusted: heads and packs are decoded as from the log, samples are checked against their
- * digests. Names of streams and sources are not in a repro: their numbers stand for them. */
+ * digests. Names of streams and sources are not in a repro: their numbers stand for them. Nor are media
+ * and tensors: samples with them cannot be built again. */
 #include "server/replay_log.h"
 
 #include "base/check.h"
@@ -36,6 +37,7 @@ struct pd_log {
 struct pd_log_reader {
     struct pd_log *log;
     struct pd_error *error; /* of the bodies */
+    struct pd_head sample;  /* lent to the check */
 };
 
 /* ---- files ---- */
@@ -229,6 +231,16 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
     return numbered("source", source, name);
 }
 
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec)
+{
+    (void)reader;
+    (void)feed;
+    (void)number;
+    *spec = (struct pd_tensor_spec){0};
+    return PD_ENOTFOUND;
+}
+
 /* ---- bodies ---- */
 
 static int missing(struct pd_log_reader *reader, const struct pd_segment *segment, const char *what)
@@ -304,4 +316,24 @@ void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies
     reader->error = error;
     *bodies = (struct pd_bodies){
         .ctx = reader, .tokens = bodies_tokens, .labels = bodies_labels, .loss = bodies_loss};
+}
+
+static int whole_head(void *ctx, const struct pd_segment *segment, const struct pd_head **out)
+{
+    struct pd_log_reader *reader = ctx;
+    const struct pd_block_head *head;
+    int rc = head_of(reader, segment, &head);
+    if (rc)
+        return rc;
+    pd_block_head_sample(head, segment->index, &reader->sample);
+    *out = &reader->sample;
+    return 0;
+}
+
+void pd_log_check_heads(struct pd_log_reader *reader, uint32_t feed, struct pd_check_heads *heads,
+                        struct pd_error *error)
+{
+    (void)feed;
+    reader->error = error;
+    *heads = (struct pd_check_heads){.ctx = reader, .head = whole_head};
 }

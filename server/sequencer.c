@@ -274,6 +274,7 @@ static void announce_jobs(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                                        .world = job->world,
                                        .loaded_steps = job->loaded_steps,
                                        .skipped = &job->skipped,
+                                       .first_step = job->first_step,
                                        .first_pack = job->first_pack,
                                        .lowest_step = pd_seq_lowest_step(feed, job)};
             pd_serve_job_opened(seq->serve, &info);
@@ -336,7 +337,7 @@ static void work(struct pd_sequencer *seq, struct pd_link *pending, struct pd_li
     if (seq->group_rc == 0)
         plan_feeds(seq);
     if (seq->group_rc == 0 && pd_seq_feeds_idle(seq, pd_clock_mono_ns()) == 0 &&
-        pd_seq_space_flush(seq) == 0)
+        pd_seq_jobs_idle(seq, pd_clock_mono_ns()) == 0 && pd_seq_space_flush(seq) == 0)
         plan_feeds(seq); /* what a flush has made possible */
     if (seq->group_rc == 0 && !atomic_load(&seq->disk_full) && pd_seq_trim(seq) != 0)
         PD_CHECK(seq->group_rc != 0);

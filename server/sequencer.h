@@ -124,7 +124,8 @@ struct pd_request_end_feed {
 /* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
  * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
  * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, STEP_TOO_LARGE,
- * TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs); PD_ERANGE STEP_TRIMMED (the step to
+ * COMMIT_TOO_RARE, TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs without `regroup`, or not
+ * at the last commit); PD_ERANGE STEP_TRIMMED (the step to
  * resume at is no longer in the log, the lowest that is is named); PD_EINVAL BAD_NAME, BAD_RANGE;
  * PD_ENOTFOUND UNKNOWN_FEED. */
 struct pd_request_open_job {
@@ -136,6 +137,7 @@ struct pd_request_open_job {
     bool has_resume_step;
     uint64_t resume_step; /* last step in the caller's checkpoint; it gets resume_step + 1 first */
     bool from_start;      /* begin at the lowest step, whatever has been committed */
+    bool regroup;         /* spec.step_packs may be another than the job's */
     /* out */
     uint32_t feed_index, job_id;
     uint64_t generation, first_step;
@@ -252,9 +254,10 @@ struct pd_job_status {
     struct pd_job_spec spec;
     /* next step after the highest committed / wholly delivered */
     uint64_t generation, committed, delivered;
-    uint64_t first_pack, lowest_step;
+    uint64_t first_step, first_pack, lowest_step;
     uint64_t committed_wall_ns;          /* when the last commit came; 0 = none */
     uint64_t bytes_held, bytes_per_step; /* means */
+    bool released;                       /* by idle_release: it holds nothing */
 };
 #define PD_REFUSAL_REASONS_MAX 16 /* of a feed; those beyond count under "other" */
 struct pd_refusal_count {
@@ -269,6 +272,12 @@ struct pd_lane_status {
     uint64_t unplanned_bytes;
     bool ended;
 };
+/* What pruning did, and the names behind its views. */
+struct pd_prune_status {
+    struct pd_prune_stats stats;
+    uint64_t dropped_views; /* that rules name; bit v of view v */
+    char views[PD_VIEWS_MAX][PD_NAME_MAX + 1];
+};
 struct pd_feed_status {
     char name[PD_NAME_MAX + 1];
     uint64_t packs_planned, horizon_packs, plan_digest;
@@ -276,6 +285,7 @@ struct pd_feed_status {
     uint64_t lowest_pack;     /* still in the log */
     bool end_declared, ended; /* EndFeed is in the log; everything is planned */
     struct pd_planner_stats planner;
+    struct pd_prune_status *prune; /* NULL: no rule, and nothing lost so far */
     uint64_t
         oldest_wall_ns;  /* when the sample longest in the window came; 0 = before this process */
     struct pd_want want; /* what the refill waits for, when it does */

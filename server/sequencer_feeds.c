@@ -303,7 +303,7 @@ uint64_t pd_seq_waited_pack(const struct pd_seq_feed *feed)
     uint64_t earliest = 0;
     for (uint32_t i = 0; i < feed->job_count; i++) {
         const struct pd_seq_job *job = feed->jobs[i];
-        if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
+        if (job->deleted || job->released || job->spec.kind != PD_JOB_TRAINER)
             continue;
         struct pd_job_steps steps = pd_seq_job_steps(feed, job);
         uint64_t step = job->delivered;

@@ -15,8 +15,10 @@
 
 struct pd_job_steps pd_seq_job_steps(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
 {
-    return (struct pd_job_steps){
-        .config = feed->config, .first_pack = job->first_pack, .step_packs = job->spec.step_packs};
+    return (struct pd_job_steps){.config = feed->config,
+                                 .first_step = job->first_step,
+                                 .first_pack = job->first_pack,
+                                 .step_packs = job->spec.step_packs};
 }
 
 static struct pd_seq_job *job_find(const struct pd_seq_feed *feed, const char *name)
@@ -198,7 +200,7 @@ static enum world world_of(const struct pd_seq_job *job, const char *token)
     return WORLD_NEW;
 }
 
-static int record_job(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job)
+int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job)
 {
     job->dirty = true;
     job->announce = true;
@@ -227,6 +229,13 @@ static int check_resume_held(const struct pd_seq_feed *feed, const struct pd_seq
     request->lowest_step = pd_seq_lowest_step(feed, job);
     if (!request->has_resume_step || request->resume_step + 1 >= request->lowest_step)
         return 0;
+    if (request->resume_step + 1 < job->first_step)
+        return pd_error_set(&request->base.error, PD_ERANGE, "STEP_TRIMMED",
+                            "job '%s' would resume at step %llu, but was regrouped to %u packs a "
+                            "step at step %llu: "
+                            "nothing before that can be gone back to",
+                            job->spec.name, (unsigned long long)request->resume_step + 1,
+                            job->spec.step_packs, (unsigned long long)job->first_step);
     return pd_error_set(&request->base.error, PD_ERANGE, "STEP_TRIMMED",
                         "job '%s' would resume at step %llu, which is no longer in the log; the "
                         "lowest that is is %llu (see jobs.retain)",
@@ -238,14 +247,11 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                             struct pd_seq_job *job, struct pd_request_open_job *request,
                             struct pd_error *error)
 {
-    if (job->spec.step_packs != request->spec.step_packs)
-        return pd_error_set(
-            error, PD_EMISMATCH, "REGROUP",
-            "job '%s' has step_packs %u and this world asks for %u: its steps would be others",
-            job->spec.name, job->spec.step_packs, request->spec.step_packs);
     int rc = spec_field(job->spec.name, "kind", job->spec.kind, request->spec.kind, error);
     if (!rc)
         rc = check_resume_held(feed, job, request);
+    if (!rc && job->spec.step_packs != request->spec.step_packs)
+        rc = pd_seq_regroup(feed, job, request, error);
     if (rc)
         return rc;
     job->spec = request->spec;
@@ -253,7 +259,7 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     job->loaded_steps = 0;
     job->world_first_step = first_step(feed, job, request);
     remember_token(job, request->world_token);
-    return record_job(seq, feed, job);
+    return pd_seq_job_record(seq, feed, job);
 }
 
 static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
@@ -281,7 +287,7 @@ static int add_job(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     feed->jobs[feed->job_count++] = job;
     feed->dirty = true;
     *out = job;
-    return record_job(seq, feed, job);
+    return pd_seq_job_record(seq, feed, job);
 }
 
 static int enter_world(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job,
@@ -323,10 +329,13 @@ static void answer_open(const struct pd_seq_feed *feed, struct pd_seq_job *job,
     pd_seq_job_advance(job, request->first_step);
 }
 
-static bool step_exists(const struct pd_seq_feed *feed, uint64_t first_pack, uint32_t step_packs,
+static bool step_exists(const struct pd_seq_feed *feed, const struct pd_job_steps *steps,
                         uint64_t step)
 {
-    return step <= UINT32_MAX && first_pack + step * step_packs < feed->packs;
+    if (step < steps->first_step)
+        return true; /* of another size, before */
+    return step <= UINT32_MAX &&
+           steps->first_pack + (step - steps->first_step) * steps->step_packs < feed->packs;
 }
 
 /* A checkpoint holds steps that were received, and those are planned: another step is a slip, and
@@ -334,17 +343,20 @@ static bool step_exists(const struct pd_seq_feed *feed, uint64_t first_pack, uin
 static int check_resume_planned(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                                 const struct pd_request_open_job *request, struct pd_error *error)
 {
-    uint64_t first_pack = job ? job->first_pack : feed->lowest_pack;
-    uint32_t step_packs = request->spec.step_packs;
-    if (!request->has_resume_step ||
-        step_exists(feed, first_pack, step_packs, request->resume_step))
+    struct pd_job_steps steps = {.config = feed->config,
+                                 .first_pack = feed->lowest_pack,
+                                 .step_packs = request->spec.step_packs};
+    if (job)
+        steps = pd_seq_job_steps(feed, job);
+    if (!request->has_resume_step || step_exists(feed, &steps, request->resume_step))
         return 0;
-    uint64_t packs = feed->packs > first_pack ? feed->packs - first_pack : 0;
+    uint64_t packs = feed->packs > steps.first_pack ? feed->packs - steps.first_pack : 0;
+    uint64_t planned = steps.first_step + (packs + steps.step_packs - 1) / steps.step_packs;
     return pd_error_set(error, PD_ERANGE, "STEP_NOT_PLANNED",
                         "job '%s': resume_step %llu, but only %llu steps of feed '%s' are planned: "
                         "no checkpoint of this log holds it",
                         request->spec.name, (unsigned long long)request->resume_step,
-                        (unsigned long long)((packs + step_packs - 1) / step_packs), feed->name);
+                        (unsigned long long)planned, feed->name);
 }
 
 int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *request)
@@ -363,6 +375,8 @@ int pd_seq_open_job(struct pd_sequencer *seq, struct pd_request_open_job *reques
     request->created = !job;
     rc = job ? enter_world(seq, feed, job, request, error)
              : add_job(seq, feed, request, &job, error);
+    if (!rc)
+        rc = pd_seq_job_alive(seq, feed, job);
     if (!rc)
         answer_open(feed, job, request);
     return rc;
@@ -393,14 +407,15 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
                             "job '%s' is at generation %llu, this commit comes from %llu",
                             request->job, (unsigned long long)job->generation,
                             (unsigned long long)request->generation);
-    if (request->step > request->fetched ||
-        !step_exists(feed, job->first_pack, job->spec.step_packs, request->step))
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    if (request->step > request->fetched || !step_exists(feed, &steps, request->step))
         return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
                             "job '%s' commits step %llu, but has received no more than step %llu",
                             request->job, (unsigned long long)request->step,
                             (unsigned long long)request->fetched);
-    if (request->step < job->committed)
-        return 0;
+    rc = pd_seq_job_alive(seq, feed, job);
+    if (rc || request->step < job->committed)
+        return rc;
     uint64_t wall_ns = pd_clock_wall_ns();
     pd_buf_clear(&seq->body);
     pd_buf_put_u32(&seq->body, job->id);
@@ -441,7 +456,7 @@ int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *requ
     pd_seq_job_advance(job, request->step + 1);
     job->delivered_known = true;
     feed->plan_wanted = true;
-    return 0;
+    return pd_seq_job_alive(seq, feed, job);
 }
 
 int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *request)

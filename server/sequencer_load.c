@@ -6,6 +6,7 @@
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
+#include "base/clock.h"
 
 #include <stdlib.h>
 
@@ -76,6 +77,7 @@ static void carry_job(struct pd_seq_job *to, const struct pd_seq_job *from)
     to->delivered_known = from->delivered_known;
     to->loaded_steps = from->loaded_steps;
     to->given_up = from->given_up;
+    to->active_ns = from->active_ns;
 }
 
 static void carry_jobs(struct pd_seq_feed *to, const struct pd_seq_feed *from)
@@ -183,6 +185,7 @@ static int load_job(void *ctx, uint32_t number, uint32_t id, struct pd_reader ro
         return PD_ENOMEM;
     job->id = id;
     job->announce = true;
+    job->active_ns = pd_clock_mono_ns();
     feed->jobs[feed->job_count++] = job;
     int rc = pd_seq_job_decode(job, row);
     pd_seq_job_advance(job, job->committed);

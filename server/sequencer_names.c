@@ -149,6 +149,18 @@ static void renumber_block(struct pd_block *block, const struct numbering *to)
         head->tensors[k] = to->tensors[k];
 }
 
+int pd_seq_view_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *name,
+                       struct pd_error *error)
+{
+    if (view_find(feed, name) < feed->view_count)
+        return 0;
+    if (feed->view_count >= PD_VIEWS_MAX)
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_VIEWS",
+                            "feed '%s' has %u views; '%s' of drop_views would be more than %d",
+                            feed->name, feed->view_count, name, PD_VIEWS_MAX);
+    return write_view(seq, feed, name, error);
+}
+
 int pd_seq_names_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_block *block,
                         struct pd_error *error)
 {

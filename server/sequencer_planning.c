@@ -263,7 +263,7 @@ static int first_planner(struct pd_seq_feed *feed, struct pd_error *error)
     struct pd_rules rules = feed->config->rules;
     struct pd_live_rules live = pd_live_rules_of(&rules);
     uint32_t weights[PD_LANES_WEIGHTED_MAX];
-    pd_seq_settings_rules(&feed->first_settings, &live);
+    pd_seq_settings_rules(feed, &feed->first_settings, &live);
     pd_live_rules_set(&rules, &live);
     uint32_t count = pd_seq_settings_weights(&feed->first_settings, weights);
     for (uint32_t i = 0; i < count && i < rules.lane_count; i++)
@@ -335,7 +335,8 @@ int pd_seq_planner_control(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 static uint64_t job_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                          uint64_t ahead)
 {
-    uint64_t pack = job->first_pack + job->delivered * job->spec.step_packs + ahead;
+    uint64_t steps_done = job->delivered > job->first_step ? job->delivered - job->first_step : 0;
+    uint64_t pack = job->first_pack + steps_done * job->spec.step_packs + ahead;
     if (job->delivered_known || feed->loaded_packs < job->first_pack)
         return pack;
     struct pd_job_steps steps = pd_seq_job_steps(feed, job);
@@ -367,7 +368,7 @@ uint64_t pd_seq_horizon(const struct pd_seq_feed *feed)
     uint64_t horizon = ahead;
     for (uint32_t i = 0; i < feed->job_count; i++) {
         const struct pd_seq_job *job = feed->jobs[i];
-        if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
+        if (job->deleted || job->released || job->spec.kind != PD_JOB_TRAINER)
             continue;
         uint64_t pack = job_pack(feed, job, ahead);
         if (pack > horizon)

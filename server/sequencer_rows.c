@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define JOB_VERSION 3    /* 1 had no commit_every, 2 neither world nor skipped steps */
+#define JOB_VERSION 4    /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
 #define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
 #define FEED_VERSION \
     6 /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights, 5 settings */
@@ -134,6 +134,8 @@ void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row)
     }
     pd_buf_put_u64(row, job->world);
     pd_step_ranges_encode(&job->skipped, row);
+    pd_buf_put_u64(row, job->first_step);
+    pd_buf_put_u8(row, job->released);
 }
 
 int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
@@ -160,6 +162,10 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
     }
     job->world = version > 2 ? pd_reader_u64(&row) : job->generation;
     int rc = version > 2 ? pd_step_ranges_decode(&job->skipped, &row) : 0;
+    if (version > 3) {
+        job->first_step = pd_reader_u64(&row);
+        job->released = pd_reader_u8(&row) != 0;
+    }
     return rc ? rc : row_done(&row);
 }
 

@@ -70,6 +70,33 @@ static void put_sources(struct pd_buf *buf, const struct pd_feed_config *config)
     pd_buf_fini(&list);
 }
 
+/* "libero:right_wrist,": one pair after the other. */
+static void put_drop_views(struct pd_buf *buf, const struct pd_feed_config *config)
+{
+    struct pd_buf list = {0};
+    for (uint32_t i = 0; i < config->drop_views_count; i++) {
+        const struct pd_drop_view *drop = &config->drop_views[i];
+        char text[2 * PD_NAME_MAX + 8];
+        int size = snprintf(text, sizeof text, "%s:%s,", drop->source, drop->view);
+        pd_buf_put(&list, text, (size_t)size);
+    }
+    put_list(buf, "drop_views", &list);
+    pd_buf_fini(&list);
+}
+
+static void put_keep_frames(struct pd_buf *buf, const struct pd_feed_config *config)
+{
+    struct pd_buf list = {0};
+    for (uint32_t i = 0; i < config->keep_frames_count; i++) {
+        char text[PD_NAME_MAX + 16];
+        int size = snprintf(text, sizeof text, "%s:%u,", config->keep_frames[i].source,
+                            config->keep_frames[i].every);
+        pd_buf_put(&list, text, (size_t)size);
+    }
+    put_list(buf, "keep_frames", &list);
+    pd_buf_fini(&list);
+}
+
 static void put_layout(struct pd_buf *buf, const struct pd_layout_rules *layout)
 {
     char widths[16 * 12] = "";
@@ -115,6 +142,9 @@ void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *
     put_setting(buf, "stream_count", "%u", config->streams_to_end);
     put_setting(buf, "positions", "%s",
                 config->layout.positions == PD_POSITIONS_MROPE ? "mrope" : "1d");
+    put_setting(buf, "vision_window", "%u", config->layout.vision_window);
+    put_drop_views(buf, config);
+    put_keep_frames(buf, config);
 }
 
 /* ---- looking into them ---- */
@@ -199,10 +229,101 @@ static bool is_live(struct text key)
     for (size_t i = 0; i < PD_COUNT_OF(live_rules); i++)
         if (text_is(key, live_rules[i].key))
             return true;
-    return false;
+    return text_is(key, "drop_views") || text_is(key, "keep_frames");
 }
 
-void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *live)
+/* ---- pruning rules ---- */
+
+/* The next "name:value," of a list. */
+static bool next_pair(struct pd_reader *reader, struct text *name, struct text *value)
+{
+    const char *at = (const char *)reader->at, *end = (const char *)reader->end;
+    const char *colon = at < end ? memchr(at, ':', (size_t)(end - at)) : NULL;
+    const char *comma = colon ? memchr(colon, ',', (size_t)(end - colon)) : NULL;
+    if (!comma)
+        return false;
+    *name = (struct text){.data = at, .size = (size_t)(colon - at)};
+    *value = (struct text){.data = colon + 1, .size = (size_t)(comma - colon - 1)};
+    reader->at = (const uint8_t *)comma + 1;
+    return true;
+}
+
+static struct pd_reader list_named(const struct pd_buf *settings, const char *key)
+{
+    struct text list = value_named(settings, key);
+    return pd_reader_of(list.data, list.data ? list.size : 0);
+}
+
+/* The rule of a source, made where it is new; NULL: there are too many, or the source has no number
+ * yet, so that no sample can have it. */
+static struct pd_prune *rule_of(const struct pd_seq_feed *feed, struct text source,
+                                struct pd_live_rules *live)
+{
+    uint32_t number = 0, i = 0;
+    while (number < feed->source_count && !text_is(source, feed->sources[number]))
+        number++;
+    if (number == feed->source_count)
+        return NULL;
+    while (i < live->prune_count && live->prunes[i].source != number + 1)
+        i++;
+    if (i == PD_PRUNE_RULES_MAX)
+        return NULL;
+    if (i == live->prune_count)
+        live->prunes[live->prune_count++] = (struct pd_prune_rule){.source = number + 1};
+    return &live->prunes[i].prune;
+}
+
+static void prune_rules(const struct pd_seq_feed *feed, const struct pd_buf *settings,
+                        struct pd_live_rules *live)
+{
+    struct pd_reader drops = list_named(settings, "drop_views");
+    struct pd_reader frames = list_named(settings, "keep_frames");
+    struct text source, value;
+    live->prune_count = 0;
+    memset(live->prunes, 0, sizeof live->prunes);
+    while (next_pair(&drops, &source, &value)) {
+        struct pd_prune *rule = rule_of(feed, source, live);
+        for (uint32_t v = 0; rule && v < feed->view_count; v++)
+            if (text_is(value, feed->views[v]))
+                rule->drop_views |= UINT64_C(1) << v;
+    }
+    while (next_pair(&frames, &source, &value)) {
+        struct pd_prune *rule = rule_of(feed, source, live);
+        if (rule)
+            rule->keep_frames = (uint32_t)number_of(value);
+    }
+}
+
+static void copy_name(char name[PD_NAME_MAX + 1], struct text text)
+{
+    size_t size = text.size < PD_NAME_MAX ? text.size : PD_NAME_MAX;
+    memcpy(name, text.data, size);
+    name[size] = 0;
+}
+
+int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                          const struct pd_buf *settings, struct pd_error *error)
+{
+    static const char *const keys[] = {"drop_views", "keep_frames"};
+    int rc = 0;
+    for (size_t k = 0; k < PD_COUNT_OF(keys); k++) {
+        struct pd_reader list = list_named(settings, keys[k]);
+        struct text source, value;
+        char name[PD_NAME_MAX + 1];
+        uint32_t number;
+        while (rc == 0 && next_pair(&list, &source, &value)) {
+            copy_name(name, source);
+            rc = pd_seq_source_number(seq, feed, name, &number, error);
+            copy_name(name, value);
+            if (rc == 0 && k == 0)
+                rc = pd_seq_view_number(seq, feed, name, error);
+        }
+    }
+    return rc;
+}
+
+void pd_seq_settings_rules(const struct pd_seq_feed *feed, const struct pd_buf *settings,
+                           struct pd_live_rules *live)
 {
     for (size_t i = 0; i < PD_COUNT_OF(live_rules); i++) {
         struct text value = value_named(settings, live_rules[i].key);
@@ -210,6 +331,7 @@ void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *
         if (value.data) /* little-endian, as base/bytes.c asserts */
             memcpy((char *)live + live_rules[i].offset, &number, live_rules[i].size);
     }
+    prune_rules(feed, settings, live);
 }
 
 /* The weight behind the name in "name:weight:on_end:passes,", and where the entry's rest begins. */
@@ -329,6 +451,9 @@ const struct pd_feed_config *pd_seq_file_feed(const struct pd_sequencer *seq,
 int pd_seq_settings_record(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_buf *settings, struct pd_error *error)
 {
+    int rc = pd_seq_settings_names(seq, feed, settings, error);
+    if (rc)
+        return rc;
     struct pd_buf swap = feed->settings;
     feed->settings = *settings;
     *settings = swap;
@@ -346,7 +471,7 @@ static int write_rules(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
     struct pd_control control = {.kind = PD_CONTROL_RULES,
                                  .from_pack = pd_planner_change_pack(feed->planner),
                                  .rules = pd_live_rules_of(pd_planner_rules(feed->planner))};
-    pd_seq_settings_rules(&feed->settings, &control.rules);
+    pd_seq_settings_rules(feed, &feed->settings, &control.rules);
     int rc = pd_seq_planner_control(seq, feed, &control, error);
     if (rc)
         return rc;
@@ -368,7 +493,7 @@ void pd_seq_settings_replay(const struct pd_seq_feed *feed, struct pd_control *c
     const char *texts = pd_reader_string(body, &size);
     const struct pd_buf settings = {.data = (uint8_t *)(uintptr_t)texts,
                                     .size_bytes = texts ? size : 0};
-    pd_seq_settings_rules(&settings, &control->rules);
+    pd_seq_settings_rules(feed, &settings, &control->rules);
 }
 
 int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)

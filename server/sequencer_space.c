@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/metrics.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -319,8 +320,8 @@ static void check_stuck(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                  lane_waits_for_room(seq, feed) && !feed->stalled;
     if (stuck) {
         struct pd_job_steps steps = pd_seq_job_steps(feed, job);
-        stuck = job->delivered <= job->committed &&
-                pd_job_steps_planned(&steps, feed->packs, false) <= job->committed;
+        stuck = job->delivered <= pd_seq_job_done(job) &&
+                pd_job_steps_planned(&steps, feed->packs, false) <= pd_seq_job_done(job);
     }
     feed->flush_wanted = stuck && feed->want.window_samples > 0 && pd_seq_waited_pack(feed) > 0;
     bool hopeless = stuck && !feed->flush_wanted;
@@ -403,6 +404,7 @@ int pd_seq_space_flush(struct pd_sequencer *seq)
             "feed=%s packs=%llu text=\"the log has no room for a whole window, so packs are made "
             "from a short one; raise log.max_bytes, or lower window or window_bytes\"",
             feed->name, (unsigned long long)packs);
+        pd_metric_add_feed(PD_F_LOG_FULL_FLUSHES, feed->index, 1);
         int rc = pd_seq_flush_write(seq, feed, packs, &error);
         if (seq->group_rc)
             return seq->group_rc;

@@ -8,6 +8,8 @@
  *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end by themselves
  *   sequencer_settings.c  settings in the log, which of them may change
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
+ *   sequencer_idle.c      jobs that fall silent
+ *   sequencer_regroup.c   another P
  *   sequencer_skip.c      SkipSteps
  *   sequencer_controls.c  SetMixture, SkipSamples
  *   sequencer_delete.c    DeleteStream, DeleteFeed
@@ -68,7 +70,9 @@ struct pd_seq_commit {
 struct pd_seq_job {
     uint32_t id;
     struct pd_job_spec spec;
-    uint64_t generation, first_pack;
+    uint64_t generation;
+    uint64_t first_step; /* 0, or the step at which it was regrouped: those before it are gone */
+    uint64_t first_pack; /* of that step */
     uint64_t world_first_step; /* where the ranks of the current token began */
     uint64_t world;            /* the generation it began with; SkipSteps raises generation alone */
     struct pd_step_ranges skipped;
@@ -77,11 +81,13 @@ struct pd_seq_job {
     uint32_t token_count;
     struct pd_seq_commit commits[PD_SEQ_COMMITS_MAX]; /* oldest first */
     uint32_t commit_count;
+    bool released; /* silent for idle_release: holds nothing until it is opened again */
     bool dirty, announce, deleted;
     /* not in the log */
     uint64_t delivered; /* next step after the highest one known to be wholly delivered */
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
+    uint64_t active_ns; /* monotonic: the last sign of life, or the start */
     uint64_t loaded_steps; /* of its world, planned when the log was read: delivered, perhaps */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
@@ -273,11 +279,19 @@ int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
  * writing to the log says. */
 int pd_seq_names_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_block *block,
                         struct pd_error *error) PD_MUST_CHECK;
+/* The same for one view that a rule names. */
+int pd_seq_view_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *name,
+                       struct pd_error *error) PD_MUST_CHECK;
 /* Rows of the tables, in order, for pd_log_scan_rows; ctx is the state. */
 int pd_seq_view_load(void *ctx, uint32_t number, uint32_t view, struct pd_reader row);
 int pd_seq_tensor_load(void *ctx, uint32_t number, uint32_t tensor, struct pd_reader row);
 
 /* ---- sequencer_streams.c ---- */
+
+/* The number of a source label, made when it is new and the feed has no fixed list. PD_EMISMATCH
+ * UNKNOWN_SOURCE, PD_ELIMIT TOO_MANY_SOURCES; what writing to the log says. */
+int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
+                         uint32_t *number, struct pd_error *error) PD_MUST_CHECK;
 
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
 int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
@@ -308,7 +322,12 @@ int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wante
 int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                         struct pd_error *error) PD_MUST_CHECK;
 /* Sets the rules that settings name; the weights of their sources, returns how many there are. */
-void pd_seq_settings_rules(const struct pd_buf *settings, struct pd_live_rules *live);
+void pd_seq_settings_rules(const struct pd_seq_feed *feed, const struct pd_buf *settings,
+                           struct pd_live_rules *live);
+/* Gives the sources and views that pruning rules name their numbers, before a sample may bring
+ * them. PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_SOURCES; what writing to the log says. */
+int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                          const struct pd_buf *settings, struct pd_error *error) PD_MUST_CHECK;
 uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
                                  uint32_t weights[PD_LANES_WEIGHTED_MAX]);
 /* The feed as the file that was read last says it. */
@@ -364,6 +383,23 @@ void pd_seq_job_free(struct pd_seq_job *job);
 /* ---- sequencer_skip.c ---- */
 
 int pd_seq_skip_steps(struct pd_sequencer *seq, struct pd_request_skip_steps *request);
+
+/* Writes the job as it is now as a record, and its row. */
+int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_idle.c ---- */
+
+/* Releases the jobs that have been silent for their feed's idle_release; lowers seq->next_timer_ns. */
+int pd_seq_jobs_idle(struct pd_sequencer *seq, uint64_t now_ns);
+/* A sign of life: a job that was released holds again. */
+int pd_seq_job_alive(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
+
+/* ---- sequencer_regroup.c ---- */
+
+/* Gives the job steps of request->spec.step_packs from its last commit on. PD_EMISMATCH REGROUP: not
+ * asked for, or not there. */
+int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
+                   const struct pd_request_open_job *request, struct pd_error *error) PD_MUST_CHECK;
 
 /* ---- sequencer_controls.c ---- */
 
@@ -455,6 +491,8 @@ int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
                     uint64_t packs, struct pd_error *error) PD_MUST_CHECK;
 /* The lowest step that the job's retained commits can lead back to. */
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
+/* The first step that a commit could still be for: behind the last one, and what is left out. */
+uint64_t pd_seq_job_done(const struct pd_seq_job *job);
 /* The lowest step of the job that is still in the log. */
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The trainer that holds most; NULL: none. */

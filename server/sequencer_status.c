@@ -179,12 +179,31 @@ static int copy_jobs(const struct pd_seq_feed *feed, struct pd_feed_status *stat
         copy->generation = job->generation;
         copy->committed = job->committed;
         copy->delivered = job->delivered;
+        copy->released = job->released;
+        copy->first_step = job->first_step;
         copy->first_pack = job->first_pack;
         copy->lowest_step = pd_seq_lowest_step(feed, job);
         pd_seq_job_held(feed, job, &copy->bytes_held, &copy->bytes_per_step);
         if (job->commit_count > 0)
             copy->committed_wall_ns = job->commits[job->commit_count - 1].wall_ns;
     }
+    return 0;
+}
+
+static int copy_prune(const struct pd_seq_feed *feed, struct pd_feed_status *status)
+{
+    if (!feed->planner)
+        return 0;
+    const struct pd_prune_stats *stats = pd_planner_prune_stats(feed->planner);
+    uint64_t dropped = pd_planner_pruned_views(feed->planner);
+    if (stats->samples == 0 && dropped == 0)
+        return 0;
+    status->prune = calloc(1, sizeof *status->prune);
+    if (!status->prune)
+        return PD_ENOMEM;
+    status->prune->stats = *stats;
+    status->prune->dropped_views = dropped;
+    memcpy(status->prune->views, feed->views, sizeof status->prune->views);
     return 0;
 }
 
@@ -217,6 +236,8 @@ static int copy_feed(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     int rc = copy_lanes(seq, feed, status);
     if (!rc)
         rc = copy_streams(&seq->state, feed, status);
+    if (!rc)
+        rc = copy_prune(feed, status);
     return rc ? rc : copy_jobs(feed, status);
 }
 
@@ -245,6 +266,7 @@ void pd_status_fini(struct pd_request_status *status)
     for (uint32_t i = 0; i < status->feed_count; i++) {
         free(status->feeds[i].lanes);
         free(status->feeds[i].streams);
+        free(status->feeds[i].prune);
         free(status->feeds[i].jobs);
     }
     free(status->feeds);

@@ -172,8 +172,7 @@ static bool names_contain(char (*names)[PD_NAME_MAX + 1], uint32_t count, const 
     return false;
 }
 
-/* The number of the source label, made when it is new and the feed has no fixed list. */
-static int source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
+int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
                          uint32_t *number, struct pd_error *error)
 {
     uint32_t index;
@@ -267,7 +266,7 @@ static int stream_new(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     if (!rc)
         rc = check_declared(feed, request->stream, &declared, error);
     if (!rc)
-        rc = source_number(seq, feed, request->source, &source, error);
+        rc = pd_seq_source_number(seq, feed, request->source, &source, error);
     if (!rc)
         rc = find_lane(feed, declared, source, &lane, error);
     if (rc)

@@ -116,7 +116,7 @@ static uint32_t oldest_commit(const struct pd_seq_job *job, const struct pd_job_
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
 {
     if (job->commit_count == 0)
-        return 0;
+        return job->first_step;
     const struct pd_job_config *retain = retain_of(feed, job->spec.name);
     uint64_t floor = job->commits[oldest_commit(job, retain)].step + 1;
     uint64_t step_bytes =
@@ -125,7 +125,14 @@ uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_s
     uint64_t by_bytes = job->committed > kept ? job->committed - kept : 0;
     if (retain->retain_bytes > 0 && by_bytes < floor)
         floor = by_bytes;
-    return floor > job->given_up ? floor : job->given_up;
+    if (floor < job->first_step)
+        floor = job->first_step;
+    return pd_step_ranges_pass(&job->skipped, floor > job->given_up ? floor : job->given_up);
+}
+
+uint64_t pd_seq_job_done(const struct pd_seq_job *job)
+{
+    return pd_step_ranges_pass(&job->skipped, job->committed);
 }
 
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
@@ -145,7 +152,7 @@ struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed)
     struct pd_seq_job *slowest = NULL;
     for (uint32_t i = 0; i < feed->job_count; i++) {
         struct pd_seq_job *job = feed->jobs[i];
-        if (job->deleted || job->spec.kind != PD_JOB_TRAINER)
+        if (job->deleted || job->released || job->spec.kind != PD_JOB_TRAINER)
             continue;
         if (!slowest || job_floor_pack(feed, job) < job_floor_pack(feed, slowest))
             slowest = job;
@@ -299,7 +306,8 @@ void pd_seq_give_up_commits(struct pd_seq_feed *feed)
 {
     struct pd_seq_job *job = pd_seq_slowest_job(feed);
     if (!job || !feed->waiting || feed->trimming || feed->trim_wanted || job->committed == 0 ||
-        job->delivered > job->committed || pd_seq_job_floor_step(feed, job) >= job->committed)
+        job->delivered > pd_seq_job_done(job) ||
+        pd_seq_job_floor_step(feed, job) >= pd_seq_job_done(job))
         return;
     pd_log(
         PD_LOG_WARN, "retained_commits_given_up",
@@ -322,8 +330,8 @@ void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *jo
 {
     uint64_t from = job_floor_pack(feed, job), bytes = pack_bytes(feed);
     *bytes_per_step = bytes * job->spec.step_packs;
-    *bytes_held =
-        job->spec.kind == PD_JOB_TRAINER && feed->packs > from ? (feed->packs - from) * bytes : 0;
+    bool holds = job->spec.kind == PD_JOB_TRAINER && !job->released;
+    *bytes_held = holds && feed->packs > from ? (feed->packs - from) * bytes : 0;
 }
 
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,

@@ -41,10 +41,10 @@ struct pd_job_info {
     uint32_t feed_index, job_id;
     struct pd_job_spec spec;
     uint64_t generation;
+    uint64_t first_step, first_pack; /* where its steps of this size begin */
     uint64_t world;        /* the generation that the present world began with */
     uint64_t loaded_steps; /* of the world: those below may have been delivered before the start */
-    uint64_t first_pack;
-    uint64_t lowest_step; /* below it: trimmed */
+    uint64_t lowest_step;  /* below it: trimmed, or of another size */
     const struct pd_step_ranges *skipped; /* left out; of the caller, NULL in copies given out */
 };
 

@@ -156,6 +156,7 @@ void pd_job_remove(struct pd_serve *serve, struct pd_serve_job *job, struct pd_a
 struct pd_job_steps pd_job_steps_of(const struct pd_serve *serve, const struct pd_serve_job *job)
 {
     return (struct pd_job_steps){.config = serve->feeds[job->info.feed_index].config,
+                                 .first_step = job->info.first_step,
                                  .first_pack = job->info.first_pack,
                                  .step_packs = job->info.spec.step_packs};
 }

@@ -52,7 +52,8 @@ static bool knows(const struct pd_step_order *order, uint32_t feed_index, uint32
                   const struct pd_step_place *place)
 {
     return order->pack_count == place->part_pack_count && order->feed_index == feed_index &&
-           order->step_packs == step_packs && order->first_pack == place->part_first_pack;
+           order->step_packs == step_packs && order->block == place->part.block &&
+           order->first_pack == place->part_first_pack;
 }
 
 int pd_step_order_load(struct pd_step_order *order, struct pd_log_reader *reader,
@@ -66,6 +67,7 @@ int pd_step_order_load(struct pd_step_order *order, struct pd_log_reader *reader
     order->feed_index = feed_index;
     order->step_packs = job->step_packs;
     order->first_pack = place->part_first_pack;
+    order->block = place->part.block;
     int rc = reserve(order, place->part_pack_count);
     if (rc == 0)
         rc = read_costs(order, reader, job->config, place, failed);

@@ -12,6 +12,7 @@
 struct pd_step_order {
     uint32_t feed_index, step_packs, pack_count, capacity;
     uint64_t first_pack; /* of the part whose order this is; pack_count 0: of none */
+    uint64_t block;
     uint64_t *costs;     /* owned, as order: `capacity` of each */
     uint32_t *order;
     struct pd_pack pack; /* scratch */

@@ -61,7 +61,8 @@ def run_suite(name, arguments, targets):
     started = time.time()
     print(f"== {name}: bazel test {' '.join(arguments)} {' '.join(targets)}", flush=True)
     process = subprocess.Popen(
-        ["bazel", "test", "--keep_going", "--test_summary=short", "--noshow_progress", "--test_env=PACKD_FULL", *arguments, "--", *targets],
+        ["bazel", "test", "--keep_going", "--test_summary=short", "--noshow_progress", "--test_env=PACKD_FULL", "--test_env=PACKD_TORCH_PYTHON",
+         *arguments, "--", *targets],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     lines = []
     for line in process.stdout:

@@ -304,6 +304,9 @@ struct packd_job_options {
     uint32_t segment_multiple; /* 2 x context-parallel x tensor-parallel size; 0: 1 */
     uint32_t commit_every;     /* steps between commits, as intended; 0: not stated */
     bool regroup;              /* accept another step_packs, at the last commit */
+    /* For training that saves no checkpoints: dp_rank 0 commits, inside next, what lies so many steps
+     * behind the last one returned whole. 0: not. A run that ends goes on at most so far back. */
+    uint32_t auto_commit;
     enum packd_kind kind;
     enum packd_arrays arrays;
     enum packd_labels labels; /* what the trainer expects */
@@ -338,7 +341,7 @@ struct packd_spec {
     uint32_t vocab_size;
     bool mrope;
     char last_step[8]; /* pad | drop */
-    uint64_t max_batch_bytes;
+    uint64_t max_batch_bytes; /* of built-in arrays; images and tensors come on top */
 };
 
 struct packd_job_info {

@@ -518,7 +518,8 @@ static void on_end_facts(struct pd_ask *ask)
 
     end.last_step = (int64_t)fetch->end_step - 1;
     if (feed && job) {
-        uint64_t served = fetch->end_step * job->spec.step_packs;
+        uint64_t steps = fetch->end_step - job->first_step;
+        uint64_t served = steps * job->spec.step_packs;
         uint64_t packs =
             feed->packs_planned > job->first_pack ? feed->packs_planned - job->first_pack : 0;
         end.packs = feed->packs_planned;

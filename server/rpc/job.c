@@ -51,6 +51,7 @@ void pd_job_spec_fill(Packd__V1__JobSpec *out, const struct pd_job_spec *spec,
     out->pad_segment = layout->pad_segment;
     out->max_segments = layout->segments_max;
     out->fixed_segments = layout->fixed_segments;
+    out->mrope = layout->positions == PD_POSITIONS_MROPE;
     out->max_batch_bytes = pd_layout_payload_max(layout, spec->rows);
     out->vocab_size = feed->vocab_size;
     out->last_step = feed->last_step == PD_LAST_STEP_DROP ? (char *)"drop" : (char *)"pad";
@@ -223,6 +224,7 @@ static void open_job(struct pd_call *call, grpc_byte_buffer *buffer)
         memcpy(request->log_id, pd_log_id(call->thread->rpc->options.log), sizeof(request->log_id));
     request->has_resume_step = wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_RESUME_STEP;
     request->resume_step = request->has_resume_step ? wire->resume_step : 0;
+    request->regroup = wire->regroup;
     request->from_start =
         wire->start_case == PACKD__V1__OPEN_JOB_REQUEST__START_FROM_START && wire->from_start;
     pd_unary_submit(ask);

@@ -87,7 +87,10 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
                      const struct pd_feed_config *config)
 {
     struct pd_job_steps steps = {
-        .config = config, .first_pack = job->first_pack, .step_packs = job->spec.step_packs};
+        .config = config,
+        .first_step = job->first_step,
+        .first_pack = job->first_pack,
+        .step_packs = job->spec.step_packs};
     uint64_t planned =
         steps.step_packs ? pd_job_steps_planned(&steps, feed->packs_planned, feed->ended) : 0;
 
@@ -108,6 +111,7 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->last_commit_unix_ms = job->committed_wall_ns / 1000000u;
     out->end_step = feed->ended ? (int64_t)planned - 1 : -1;
     out->started = steps.step_packs != 0;
+    out->released = job->released;
 }
 
 static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,
@@ -210,6 +214,7 @@ static void fill_ingest(struct report *report, Packd__V1__FeedStatus *out,
     ingest->cut = feed->planner.truncated_samples;
     ingest->split = feed->planner.split_samples;
     ingest->skipped = feed->planner.skipped_samples;
+    ingest->pruned = feed->prune ? feed->prune->stats.samples : 0;
     out->ingest = ingest;
 }
 
@@ -231,6 +236,55 @@ static void fill_lanes(struct report *report, Packd__V1__FeedStatus *out,
         lane->unplanned_bytes = from->unplanned_bytes;
         out->lanes[out->n_lanes++] = lane;
     }
+}
+
+static int64_t saved_ppm(const struct pd_work *spared, const struct pd_work *before,
+                         struct pd_cost cost)
+{
+    unsigned __int128 all = pd_work_cost(before, cost), less = pd_work_cost(spared, cost);
+    return pd_saving_ppm(all, all > less ? all - less : 0);
+}
+
+static const struct pd_cost attention = {.alpha = 0, .beta = 1};
+
+static void fill_view(struct report *report, Packd__V1__Pruning *out,
+                      const struct pd_prune_status *prune, uint32_t number)
+{
+    const struct pd_view_stats *from = &prune->stats.views[number];
+    Packd__V1__ViewStatus *view = pd_arena_take(&report->arena, sizeof(*view));
+    packd__v1__view_status__init(view);
+    view->name = (char *)prune->views[number];
+    view->dropped = prune->dropped_views >> number & 1;
+    view->seen = prune->stats.seen_views >> number & 1;
+    view->samples = from->samples;
+    view->spans = from->spans;
+    view->tokens = from->tokens;
+    view->patches = from->patches;
+    view->attention_saved_ppm = saved_ppm(&from->spared, &prune->stats.before, attention);
+    out->views[out->n_views++] = view;
+}
+
+static void fill_pruning(struct report *report, Packd__V1__FeedStatus *out,
+                         const struct pd_prune_status *prune, struct pd_cost cost)
+{
+    if (!prune)
+        return;
+    const struct pd_prune_stats *stats = &prune->stats;
+    const struct pd_work spared = {stats->before.positions - stats->after.positions,
+                                   stats->before.pairs - stats->after.pairs};
+    Packd__V1__Pruning *pruning = pd_arena_take(&report->arena, sizeof(*pruning));
+    packd__v1__pruning__init(pruning);
+    pruning->samples = stats->samples;
+    pruning->emptied_samples = stats->emptied_samples;
+    pruning->tokens = stats->tokens;
+    pruning->patches = stats->patches;
+    pruning->attention_saved_ppm = saved_ppm(&spared, &stats->before, attention);
+    pruning->cost_saved_ppm = saved_ppm(&spared, &stats->before, cost);
+    pruning->views = pd_arena_take(&report->arena, PD_VIEWS_MAX * sizeof(*pruning->views));
+    for (uint32_t v = 0; v < PD_VIEWS_MAX; v++)
+        if (stats->views[v].samples > 0 || prune->dropped_views >> v & 1)
+            fill_view(report, pruning, prune, v);
+    out->pruning = pruning;
 }
 
 static void fill_serving_of_feed(struct report *report, Packd__V1__FeedStatus *out, uint32_t index)
@@ -292,6 +346,7 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
         return;
     out->config_digest = pd_feed_config_digest(config);
     out->log_max_bytes = pd_config_feed_bytes(report->rpc->options.config, config);
+    fill_pruning(report, out, feed->prune, config->layout.cost);
     fill_serving_of_feed(report, out, index);
     fill_jobs(report, out, feed, config, index);
 }

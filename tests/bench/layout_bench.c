@@ -37,14 +37,14 @@ static void run_copy(struct bench *b)
 static void run_measure(struct bench *b)
 {
     struct pd_batch batch;
-    PD_CHECK(pd_layout_measure(&b->c->rules, b->c->rows, b->c->row_count, b->c->batch.width, &batch,
-                               NULL) == 0);
+    struct pd_layout_input input = case_input(b->c, &b->bodies);
+    PD_CHECK(pd_layout_measure(&input, &batch, NULL) == 0);
 }
 
 static void run_fill(struct bench *b)
 {
-    PD_CHECK(pd_layout_fill(&b->c->rules, b->c->rows, &b->c->batch, b->c->payload, &b->bodies) ==
-             0);
+    struct pd_layout_input input = case_input(b->c, &b->bodies);
+    PD_CHECK(pd_layout_fill(&input, &b->c->batch, b->c->payload) == 0);
 }
 
 static void run_digest(struct bench *b)
@@ -55,7 +55,8 @@ static void run_digest(struct bench *b)
 static void run_check(struct bench *b)
 {
     struct pd_check_finding finding;
-    PD_CHECK(pd_check_batch(&b->c->rules, &b->c->batch, b->c->payload, b->c->rows, &finding) == 0);
+    struct pd_check_input input = case_check_input(b->c, true);
+    PD_CHECK(pd_check_batch(&input, &finding) == 0);
 }
 
 /* Payload bytes a second. */

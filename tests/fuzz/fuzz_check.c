@@ -42,7 +42,9 @@ static void run(const struct pd_layout_rules *rules, const struct pd_batch *batc
                 const uint8_t *payload, const struct pd_pack *const *rows)
 {
     struct pd_check_finding finding = {.check = PD_CHECK_COUNT};
-    int rc = pd_check_batch(rules, batch, payload, rows, &finding);
+    int rc = pd_check_batch(
+        &(struct pd_check_input){.rules = rules, .batch = batch, .payload = payload, .rows = rows},
+        &finding);
     PD_CHECK(rc == 0 ||
              (rc == PD_ECORRUPT && finding.check < PD_CHECK_COUNT && finding.text[0] != 0));
     if (rc == 0)

@@ -44,7 +44,7 @@ class Steps:
     """What was received of each step: its samples, the sum of its batches' totals, and the step totals all its batches state."""
 
     def __init__(self):
-        self.samples, self.loss, self.real, self.totals, self.rows = {}, {}, {}, {}, {}
+        self.samples, self.loss, self.real, self.totals, self.rows, self.packs = {}, {}, {}, {}, {}, {}
 
     def add(self, case, batch):
         step, header = batch.header.step, batch.header
@@ -52,6 +52,8 @@ class Steps:
         self.real[step] = self.real.get(step, 0) + header.batch.real_tokens
         self.loss[step] = self.loss.get(step, 0) + int((batch["loss_weight"] > 0).sum())
         self.rows[step] = self.rows.get(step, 0) + header.rows
+        first = (header.micro * header.dp_size + header.dp_rank) * header.rows
+        self.packs.setdefault(step, []).extend((first + row, pack) for row, pack in enumerate(header.packs) if pack >= 0)
         stated = header.step_totals.SerializeToString()
         case.assertEqual(self.totals.setdefault(step, stated), stated)
 
@@ -111,6 +113,53 @@ class ElasticTest(unittest.TestCase):
             peer.open_job(packd.address, dp_size=5, rows=3, accum=1, world_token="odd")
         self.assertEqual(caught.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
 
+    def run_regroup(self, feed):
+        """48 packs a step, then 15 from the last commit on: every sample once, packs in order; the steps before are gone, and said to be."""
+        with harness.Daemon(feeds=[feed]) as packd:
+            push_samples(packd.address, self.rng, 1500, "a", end=False)
+            push_samples(packd.address, self.rng, 1500, "b")
+            plain, before, after = Steps(), Steps(), Steps()
+            world(self, packd.address, (1, P, 1), "r", plain, job="look", kind=pb.JOB_READER)
+            opened, done = world(self, packd.address, WORLDS[0], "w0", before, steps=4)
+            shape = {"dp_size": 5, "rows": 1, "accum": 3}
+            self.refused("REGROUP", packd, world_token="early", regroup=True, resume_step=1, **shape)
+            commit(packd.address, opened, done - 1)
+            self.refused("REGROUP", packd, world_token="plain", **shape)
+            self.refused("REGROUP", packd, world_token="back", regroup=True, resume_step=1, **shape)
+            for again in range(2):
+                into = after if again == 0 else Steps()
+                opened, _ = world(self, packd.address, (5, 1, 3), f"regroup{again}", into, regroup=True)
+                self.assertEqual((opened.first_step, opened.spec.step_packs, opened.lowest_step), (done, 15, done))
+                packd.kill()
+                packd.start()
+            self.assertEqual((into.sets(), into.totals), (after.sets(), after.totals))
+            self.assertEqual(set(after.rows.values()), {15})
+            self.assertEqual(min(after.samples), done)
+            every = sorted(sum(plain.samples.values(), []))
+            self.assertEqual(sorted(sum(before.samples.values(), []) + sum(after.samples.values(), [])), every)
+            self.assertEqual(sum(before.real.values()) + sum(after.real.values()), sum(plain.real.values()))
+            if "balance" not in feed:
+                packs = [pack for step in sorted(after.packs) for _, pack in sorted(after.packs[step])]
+                self.assertEqual(packs, list(range(done * P, done * P + len(packs))))
+            detail = self.refused("STEP_TRIMMED", packd, world_token="old", resume_step=1, **shape)
+            self.assertEqual(detail.lowest_step, done)
+            with self.assertRaises(grpc.RpcError) as caught:
+                peer.Fetch(packd.address, opened, first_step=done - 1).next()
+            self.assertEqual(peer.error_detail(caught.exception).reason, "STEP_TRIMMED")
+
+    def refused(self, reason, packd, **request):
+        with self.assertRaises(grpc.RpcError) as caught:
+            peer.open_job(packd.address, **request)
+        detail = peer.error_detail(caught.exception)
+        self.assertEqual(detail.reason, reason)
+        return detail
+
+    def test_regroup(self):
+        self.run_regroup(FEED)
+
+    def test_regroup_balanced(self):
+        self.run_regroup({**FEED, "balance": "cost"})
+
     def test_elastic(self):
         self.run_elastic(FEED)
 
@@ -118,6 +167,14 @@ class ElasticTest(unittest.TestCase):
         self.run_elastic({**FEED, "balance": "cost"})
 
     def test_a_world_that_wakes_up_late(self):
+        self.wake_up_late(2)
+
+    def test_a_world_that_wakes_up_after_a_regroup(self):
+        self.wake_up_late(3)
+
+    def wake_up_late(self, rows):
+        """A world of one rank, 4 packs a step, is stopped; one of two ranks takes over with `rows` each."""
+        living_shape = {"dp_size": 2, "rows": rows, "world_token": "new", "regroup": True}
         with harness.Daemon(feeds=[FEED]) as packd:
             push_samples(packd.address, self.rng, 600, "a", end=False)
             old = subprocess.Popen([harness.PACKCTL, "--server", packd.address, "--json", "fetch", "--job", "train", "--dp-size", "1", "--rank", "0",
@@ -126,9 +183,9 @@ class ElasticTest(unittest.TestCase):
                 self.assertEqual(json.loads(old.stdout.readline())["type"], "batch")
             os.kill(old.pid, signal.SIGSTOP)
             before = peer.open_job(packd.address, dp_size=1, rows=4, segment_multiple=1, world_token="old")
-            living = peer.open_job(packd.address, dp_size=2, rows=2, world_token="new")
+            living = peer.open_job(packd.address, **living_shape)
             self.assertEqual(living.generation, before.generation + 1)
-            seen = self.take(packd, living, "new", 10)
+            seen = self.take(packd, living, living_shape, 10)
             reply = commit(packd.address, living, living.first_step + 9)
             os.kill(old.pid, signal.SIGCONT)
             push_samples(packd.address, self.rng, 600, "b", end=False)
@@ -140,15 +197,15 @@ class ElasticTest(unittest.TestCase):
                 with self.assertRaises(grpc.RpcError) as caught:
                     call()
                 self.assertEqual(caught.exception.code(), grpc.StatusCode.ABORTED)
-            now = peer.open_job(packd.address, dp_size=2, rows=2, world_token="new")
+            now = peer.open_job(packd.address, **living_shape)
             self.assertEqual((now.generation, now.committed_step), (living.generation, reply.committed_step))
-            self.assertEqual(self.take(packd, living, "new", 10), seen)
+            self.assertEqual(self.take(packd, living, living_shape, 10), seen)
 
-    def take(self, packd, opened, token, steps):
+    def take(self, packd, opened, shape, steps):
         """Bytes of the world's next `steps` steps."""
         out = {}
         for rank in range(2):
-            peer.open_job(packd.address, dp_size=2, rows=2, dp_rank=rank, world_token=token)
+            peer.open_job(packd.address, dp_rank=rank, **shape)
             fetch = peer.Fetch(packd.address, opened, dp_rank=rank, last_step=opened.first_step + steps - 1)
             for batch in fetch.all():
                 out[batch.header.step, rank] = batch.header_bytes, batch.payload

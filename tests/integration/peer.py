@@ -27,7 +27,8 @@ import health_pb2_grpc  # noqa: E402
 import packd_pb2 as pb  # noqa: E402
 import packd_pb2_grpc as rpc  # noqa: E402
 
-DTYPES = {pb.DTYPE_INT32: np.int32, pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_UINT8: np.uint8}
+DTYPES = {pb.DTYPE_INT32: np.int32, pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_UINT8: np.uint8,
+          pb.DTYPE_BOOL: np.bool_}
 CALL_S = 60
 
 

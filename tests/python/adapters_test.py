@@ -1,6 +1,5 @@
 """packd.adapters: keys, dtypes, shapes and conventions of each consumer, and equal losses for packed and single samples through each."""
 
-import inspect
 import unittest
 
 import numpy
@@ -473,46 +472,6 @@ class LossTest(unittest.TestCase):
         x = adapters.get("jax")(batch)
         same = x["segment_ids"][:, :, None] == x["segment_ids"][:, None, :]
         self.compare(losses(x["tokens"], x["positions"], same & numpy.tri(32, dtype=bool), x["labels"]).reshape(-1), batch, alone)
-
-
-class CurrentTorchTest(unittest.TestCase):
-    """The real attention functions, where the installed torch has them."""
-
-    def setUp(self):
-        self.batch = testing.make_batch(models.samples(14, seed=2, longest=24), width=32, seg_align=4)
-        self.q, self.k, self.v = torch.randn(3, 1, 2, self.batch["tokens"].size, 16, generator=torch.Generator().manual_seed(1))
-        cu, longest = torch.from_numpy(self.batch["cu_seqlens"]), self.batch.max_seqlen
-        q, k, v = (x[0].transpose(0, 1) for x in (self.q, self.k, self.v))
-        self.expected = models.varlen(q, k, v, cu, cu, longest, longest, causal=True)
-        self.real = torch.from_numpy(self.batch["segment_ids"].reshape(-1) > 0)
-
-    def test_sdpa(self):
-        if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
-            self.skipTest(f"torch {torch.__version__} has no scaled_dot_product_attention")
-        rows, width = self.batch["tokens"].shape
-        q, k, v = (x[0].reshape(2, rows, width, 16).transpose(0, 1) for x in (self.q, self.k, self.v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=adapters.get("sdpa")(self.batch)["attn_mask"])
-        out = out.transpose(1, 2).reshape(rows * width, 2, 16)
-        torch.testing.assert_close(out[self.real], self.expected[self.real])
-
-    def test_flex(self):
-        try:
-            from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-        except ImportError:
-            self.skipTest(f"torch {torch.__version__} has no flex_attention")
-        total = self.batch["tokens"].size
-        mask_mod = flex.mask_mod(adapters.get("flex")(self.batch)["document_id"])
-        mask = create_block_mask(mask_mod, B=None, H=None, Q_LEN=total, KV_LEN=total, device="cpu")
-        out = flex_attention(self.q, self.k, self.v, block_mask=mask)[0].transpose(0, 1)
-        torch.testing.assert_close(out[self.real], self.expected[self.real])
-
-    def test_flash_attn_signature(self):
-        try:
-            from flash_attn import flash_attn_varlen_func
-        except ImportError:
-            self.skipTest("flash_attn is not installed")
-        flash_attn.check(flash_attn_varlen_func)
-        self.assertIn("causal", inspect.signature(flash_attn_varlen_func).parameters)
 
 
 if __name__ == "__main__":

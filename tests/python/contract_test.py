@@ -11,7 +11,7 @@ import packd
 from packd import adapters, testing, verify
 
 RULES = [{}, {"labels": "shifted"}, {"seg_align": 8, "pad_segment": 24}, {"seg_align": 8, "labels": "shifted", "loss_weight": "sample"},
-         {"fixed_segments": 40}, {"max_segments": 3, "pad_id": 99}]
+         {"fixed_segments": 40, "max_segments": 12}, {"max_segments": 3, "pad_id": 99}]
 
 
 class ContractTest(unittest.TestCase):

@@ -38,7 +38,8 @@ static struct layout_case *random_case(uint64_t seed)
 
 static int check(const struct layout_case *c, bool with_plan, struct pd_check_finding *finding)
 {
-    return pd_check_batch(&c->rules, &c->batch, c->payload, with_plan ? c->rows : NULL, finding);
+    struct pd_check_input input = case_check_input(c, with_plan);
+    return pd_check_batch(&input, finding);
 }
 
 static void test_no_false_alarm(void **state)
@@ -374,12 +375,13 @@ static void test_other_plan(void **state)
     struct pd_check_finding finding;
     struct pd_segment *segments = other->packs[1].segments;
     const struct pd_pack *swapped[] = {other->rows[1], other->rows[0]};
-    assert_int_equal(pd_check_batch(&c->rules, &c->batch, c->payload, swapped, &finding),
-                     PD_ECORRUPT);
+    struct pd_check_input input = case_check_input(c, true);
+    input.rows = swapped;
+    assert_int_equal(pd_check_batch(&input, &finding), PD_ECORRUPT);
     assert_int_equal(finding.check, PD_CHECK_PLAN);
     const struct pd_pack *missing[] = {other->rows[0], NULL};
-    assert_int_equal(pd_check_batch(&c->rules, &c->batch, c->payload, missing, &finding),
-                     PD_ECORRUPT);
+    input.rows = missing;
+    assert_int_equal(pd_check_batch(&input, &finding), PD_ECORRUPT);
     assert_int_equal(finding.check, PD_CHECK_PLAN);
     segments[1].loss_tokens = 2;
     expect_finding(other, true, PD_CHECK_PLAN, 1, 4);
@@ -559,8 +561,9 @@ static void test_misaligned_payload(void **state)
     struct layout_case *c = two_rows();
     struct pd_check_finding finding;
     c->batch.payload_bytes -= 1;
-    assert_int_equal(pd_check_batch(&c->rules, &c->batch, (char *)c->payload + 1, NULL, &finding),
-                     PD_ECORRUPT);
+    struct pd_check_input input = case_check_input(c, false);
+    input.payload = (char *)c->payload + 1;
+    assert_int_equal(pd_check_batch(&input, &finding), PD_ECORRUPT);
     assert_int_equal(finding.check, PD_CHECK_SHAPE);
     case_free(c);
 }

@@ -309,7 +309,10 @@ static void test_not_offered(void **state)
 {
     (void)state;
     accepted("feeds: [{balance: cost}]\n");
-    refused("feeds: [{drop_views: {libero: [right_wrist]}}]\n", PD_EUNSUPPORTED, "drop_views");
+    refused("feeds: [{drop_views: {libero: right_wrist}}]\n", PD_EINVAL, "drop_views");
+    refused("feeds: [{keep_frames: {libero: 1}}]\n", PD_EINVAL, "keep_frames");
+    refused("feeds: [{sources: {web: {weight: 1}}, drop_views: {libero: [top]}}]\n", PD_EINVAL,
+            "libero");
     accepted("validate: {backend: cuda}\n");
     refused("feeds: [{merge: ordered, streams: [a], epochs: 2}]\n", PD_EUNSUPPORTED, "epochs: 1");
 }

@@ -257,15 +257,26 @@ int case_build(struct layout_case *c, struct pd_error *error)
         if (c->packs[r].used_slots > widest)
             widest = c->packs[r].used_slots;
     uint32_t width = c->width > 0 ? c->width : pd_layout_width(&c->rules, widest);
-    int rc = pd_layout_measure(&c->rules, c->rows, c->row_count, width, &c->batch, error);
+    struct pd_bodies bodies = case_bodies(c);
+    struct pd_layout_input input = case_input(c, &bodies);
+    input.width = width;
+    int rc = pd_layout_measure(&input, &c->batch, error);
     if (rc != 0)
         return rc;
     free(c->payload);
     c->payload = aligned_alloc(PD_ARRAY_ALIGN, c->batch.payload_bytes);
     PD_CHECK(c->payload);
     memset(c->payload, 0xA5, c->batch.payload_bytes);
-    struct pd_bodies bodies = case_bodies(c);
-    return pd_layout_fill(&c->rules, c->rows, &c->batch, c->payload, &bodies);
+    return pd_layout_fill(&input, &c->batch, c->payload);
+}
+
+struct pd_layout_input case_input(const struct layout_case *c, const struct pd_bodies *bodies)
+{
+    return (struct pd_layout_input){.rules = &c->rules,
+                                    .rows = c->rows,
+                                    .row_count = c->row_count,
+                                    .width = c->batch.width,
+                                    .bodies = bodies};
 }
 
 void *case_array(const struct layout_case *c, const char *name)

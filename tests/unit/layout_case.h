@@ -5,6 +5,7 @@
 #ifndef PD_TESTS_UNIT_LAYOUT_CASE_H
 #define PD_TESTS_UNIT_LAYOUT_CASE_H
 
+#include "packer/check.h"
 #include "packer/layout.h"
 
 #define CASE_ROWS_MAX 8
@@ -56,6 +57,16 @@ void case_make_plain(struct layout_case *c);
  * widest row where that is 0. */
 int case_build(struct layout_case *c, struct pd_error *error);
 struct pd_bodies case_bodies(struct layout_case *c);
+/* What the built batch was made of; borrows all of it. */
+struct pd_layout_input case_input(const struct layout_case *c, const struct pd_bodies *bodies);
+/* What a check of it needs. */
+static inline struct pd_check_input case_check_input(const struct layout_case *c, bool with_plan)
+{
+    return (struct pd_check_input){.rules = &c->rules,
+                                   .batch = &c->batch,
+                                   .payload = c->payload,
+                                   .rows = with_plan ? c->rows : NULL};
+}
 
 /* A view of an array of the built batch. */
 void *case_array(const struct layout_case *c, const char *name);

@@ -451,8 +451,11 @@ static void test_int32_limit(void **state)
     struct pd_batch batch;
     struct pd_error error;
     assert_non_null(rows);
-    assert_int_equal(pd_layout_measure(&rules, rows, 2048, 1u << 20, &batch, &error), PD_ELIMIT);
-    assert_int_equal(pd_layout_measure(&rules, rows, 2047, 1u << 20, &batch, &error), 0);
+    struct pd_layout_input input = {
+        .rules = &rules, .rows = rows, .row_count = 2048, .width = 1u << 20};
+    assert_int_equal(pd_layout_measure(&input, &batch, &error), PD_ELIMIT);
+    input.row_count = 2047;
+    assert_int_equal(pd_layout_measure(&input, &batch, &error), 0);
     assert_int_equal(batch.segment_count, 2047 * 1024);
     assert_true(batch.payload_bytes > 5ULL * 2047 * 4 << 20);
     assert_true(batch.payload_bytes <= pd_layout_payload_max(&rules, 2047));
@@ -777,7 +780,8 @@ static void test_deterministic(void **state)
         void *other = aligned_alloc(PD_ARRAY_ALIGN, size);
         assert_non_null(other);
         memset(other, 0x5A, size);
-        assert_int_equal(pd_layout_fill(&c->rules, c->rows, &c->batch, other, &bodies), 0);
+        struct pd_layout_input input = case_input(c, &bodies);
+        assert_int_equal(pd_layout_fill(&input, &c->batch, other), 0);
         assert_memory_equal(other, c->payload, size);
         free(other);
         case_free(c);
@@ -870,7 +874,8 @@ static void test_copied_once(void **state)
         watched.from = c->payload;
         watched.to = watched.from + c->batch.payload_bytes;
         watched.bytes = 0;
-        assert_int_equal(pd_layout_fill(&c->rules, c->rows, &c->batch, c->payload, &bodies), 0);
+        struct pd_layout_input input = case_input(c, &bodies);
+        assert_int_equal(pd_layout_fill(&input, &c->batch, c->payload), 0);
         assert_int_equal(watched.bytes, 4 * c->batch.totals.real_tokens);
         case_free(c);
     }

@@ -405,6 +405,9 @@ static void test_bodies(void **unused)
                                          .sample_tokens = length,
                                          .offset_tokens = part,
                                          .length_tokens = length - part};
+            struct pd_head sample;
+            pd_block_head_sample(head, s, &sample);
+            segment.loss_tokens = pd_loss_runs_count(sample.loss, part + 1, length);
             int32_t *tokens = malloc(length * 4ull);
             bool has = false;
             assert_non_null(tokens);
@@ -417,6 +420,7 @@ static void test_bodies(void **unused)
             assert_int_equal(tokens[length - part - 1], seq_token("big", s, length - 1));
             segment.offset_tokens = 0;
             segment.length_tokens = length;
+            segment.loss_tokens = pd_loss_runs_count(sample.loss, 1, length);
             assert_int_equal(bodies.tokens(bodies.ctx, &segment, tokens), 0);
             assert_int_equal(tokens[length - 1], seq_token("big", s, length - 1));
             segment.sample_tokens++; /* a plan that does not belong to this block */

@@ -386,6 +386,66 @@ static void test_counts(void **unused)
     seq_finish(&c);
 }
 
+static struct pd_job_status job_status(struct seq_case *c, const char *name)
+{
+    struct pd_request_status status = seq_status(c);
+    struct pd_job_status copy = {0};
+    for (uint32_t i = 0; i < status.feeds[0].job_count; i++)
+        if (strcmp(status.feeds[0].jobs[i].name, name) == 0)
+            copy = status.feeds[0].jobs[i];
+    pd_status_fini(&status);
+    assert_string_equal(copy.name, name);
+    return copy;
+}
+
+/* A job that nobody uses any more lets the log go, by a record; one that fetches does not; and it holds
+ * again when it comes back. */
+static void test_idle_release(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    space_config(&c, 1);
+    c.config.feeds[0].idle_release_ns = 20000000; /* 20 ms */
+    seq_case_dir(&c, "idle");
+    seq_start(&c);
+    struct producer a = producer_open(&c, "feed0", "a", "default", 500);
+    c.serve.calls = 1; /* all of them are on the line */
+    struct trainer dead = trainer_open(&c, "feed0", "dead");
+    struct trainer live = trainer_open(&c, "feed0", "live");
+    for (int i = 0; i < 30; i++) {
+        (void)push_all(&c, &a, 4);
+        (void)train(&c, &live);
+    }
+    assert_false(job_status(&c, "dead").released);
+    assert_int_equal(feed_status(&c, 0, NULL).lowest_pack, 0);
+    c.serve.calls = 0;
+    bool released = false;
+    for (int i = 0; i < 100000 && !released; i++)
+        released = job_status(&c, "dead").released;
+    assert_true(released);
+    assert_int_equal(job_status(&c, "dead").bytes_held, 0);
+    (void)push_all(&c, &a, 4);
+    (void)train(&c, &live); /* brings it back where it was released itself */
+    settle(&c);
+    uint64_t lowest = feed_status(&c, 0, NULL).lowest_pack;
+    assert_true(lowest > 100);
+    seq_case_stop(&c);
+    seq_start(&c);
+    assert_true(job_status(&c, "dead").released);
+    c.serve.calls = 1;
+    dead = trainer_open(&c, "feed0", "dead");
+    assert_false(job_status(&c, "dead").released);
+    assert_true(dead.open.first_step == (lowest + STEP_PACKS - 1) / STEP_PACKS);
+    live = trainer_open(&c, "feed0", "live");
+    assert_int_equal(seq_open(&c, &a.stream), 0);
+    for (int i = 0; i < 10; i++) {
+        (void)push_all(&c, &a, 4);
+        (void)train(&c, &live);
+    }
+    assert_int_equal(feed_status(&c, 0, NULL).lowest_pack, lowest);
+    seq_finish(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_due_lane),       cmocka_unit_test(test_window_too_large),
         cmocka_unit_test(test_too_large),      cmocka_unit_test(test_balanced),
         cmocka_unit_test(test_feeds_apart),    cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_idle_release),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

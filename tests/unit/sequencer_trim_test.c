@@ -415,6 +415,106 @@ static void test_lanes(void **unused)
     seq_finish(&c);
 }
 
+static struct pd_request_open_job reopen(struct seq_case *c, uint32_t dp_size, const char *token,
+                                         bool regroup, int expected)
+{
+    struct pd_request_open_job open = seq_job_request("feed0", "train", dp_size, 1, 1, token);
+    open.regroup = regroup;
+    assert_int_equal(seq_call(c, &open.base), expected);
+    return open;
+}
+
+/* Another P, at the last commit and asked for: steps keep their numbers, packs go on where they were,
+ * and nothing before that can be gone back to; through a restart. */
+static void test_regroup(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "regroup");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    push_some(&c, &a, &seq, &random);
+    (void)reopen(&c, 8, "w1", false, 0);
+    commit_at(&c, "train", 9);
+    struct pd_request_open_job open = reopen(&c, 5, "w2", false, PD_EMISMATCH);
+    assert_string_equal(open.base.error.reason, "REGROUP");
+    open = seq_job_request("feed0", "train", 5, 1, 1, "w2");
+    open.regroup = true;
+    open.has_resume_step = true;
+    open.resume_step = 7; /* not the last commit */
+    assert_int_equal(seq_call(&c, &open.base), PD_EMISMATCH);
+    assert_string_equal(open.base.error.reason, "REGROUP");
+    open.resume_step = 9;
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    assert_int_equal(open.first_step, 10);
+    for (int restart = 0; restart < 2; restart++) {
+        const struct pd_job_info *info = &c.serve.jobs[0];
+        assert_int_equal(info->first_step, 10);
+        assert_int_equal(info->first_pack, 80);
+        assert_int_equal(info->lowest_step, 10);
+        assert_int_equal(info->spec.step_packs, 5);
+        seq_case_stop(&c);
+        seq_start(&c);
+    }
+    open = seq_job_request("feed0", "train", 5, 1, 1, "w3");
+    open.has_resume_step = true;
+    open.resume_step = 5;
+    assert_int_equal(seq_call(&c, &open.base), PD_ERANGE);
+    assert_string_equal(open.base.error.reason, "STEP_TRIMMED");
+    assert_non_null(strstr(open.base.error.text, "regrouped"));
+    assert_int_equal(open.lowest_step, 10);
+    /* commits go on in the new numbers, and another regroup from there */
+    assert_int_equal(seq_commit(&c, "feed0", "train", 2, 13, 13, NULL), 0);
+    open = reopen(&c, 16, "w4", true, 0);
+    assert_int_equal(open.first_step, 14);
+    assert_int_equal(c.serve.jobs[0].first_pack, 80 + 4 * 5);
+    assert_int_equal(seq_commit(&c, "feed0", "train", 3, UINT32_MAX, UINT32_MAX, NULL), PD_EINVAL);
+    for (uint64_t step = 14; step < 40; step++)
+        assert_int_equal(seq_commit(&c, "feed0", "train", 3, step, step, NULL), 0);
+    settle(&c);
+    uint64_t lowest = feed_status(&c).lowest_pack;
+    assert_true(lowest > 100 + 16 * 15);
+    assert_int_equal(c.serve.jobs[0].lowest_step, 14 + (lowest - 100 + 15) / 16);
+    check_held(&c);
+    seq_finish(&c);
+}
+
+/* With balance a regroup waits for the end of a part. */
+static void test_regroup_balanced(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    c.config.feeds[0].balance = PD_BALANCE_COST;
+    c.config.feeds[0].balance_bytes = 1u << 30;
+    seq_case_dir(&c, "regroup");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    push_some(&c, &a, &seq, &random);
+    (void)reopen(&c, 8, "w1", false, 0);
+    commit_at(&c, "train", 5); /* inside steps 4 .. 7 */
+    struct pd_request_open_job open = reopen(&c, 5, "w2", true, PD_EMISMATCH);
+    assert_string_equal(open.base.error.reason, "REGROUP");
+    assert_non_null(strstr(open.base.error.text, "until step 7 is committed"));
+    commit_at(&c, "train", 7);
+    open = reopen(&c, 5, "w2", true, 0);
+    assert_int_equal(open.first_step, 8);
+    assert_int_equal(c.serve.jobs[0].first_pack, 64);
+    /* the parts begin anew: 8 | 9 | 10, 11 | 12 .. 15 */
+    assert_int_equal(seq_commit(&c, "feed0", "train", 2, 10, 10, NULL), 0);
+    open = reopen(&c, 3, "w3", true, PD_EMISMATCH);
+    assert_non_null(strstr(open.base.error.text, "until step 11 is committed"));
+    assert_int_equal(seq_commit(&c, "feed0", "train", 2, 11, 11, NULL), 0);
+    open = reopen(&c, 3, "w3", true, 0);
+    assert_int_equal(c.serve.jobs[0].first_pack, 64 + 4 * 5);
+    seq_finish(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -425,6 +525,8 @@ int main(void)
         cmocka_unit_test(test_lanes),
         cmocka_unit_test(test_shuffled),
         cmocka_unit_test(test_retained_too_much),
+        cmocka_unit_test(test_regroup),
+        cmocka_unit_test(test_regroup_balanced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@ struct pd_log_reader {
     struct pd_log *log;
     bool open;
     struct pd_error *error; /* of the bodies handed out last */
+    struct pd_head sample;  /* asked for last by the check */
 };
 
 static uint64_t next_random(uint64_t *state)
@@ -296,6 +297,16 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
     return copy_name("source", source, name);
 }
 
+int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
+                       struct pd_tensor_spec *spec)
+{
+    (void)feed;
+    (void)number;
+    PD_CHECK(reader->open);
+    *spec = (struct pd_tensor_spec){0};
+    return PD_ENOTFOUND; /* this log has text alone */
+}
+
 static int body_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst)
 {
     struct pd_log_reader *reader = ctx;
@@ -339,4 +350,20 @@ void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies
     reader->error = error;
     *bodies = (struct pd_bodies){
         .ctx = reader, .tokens = body_tokens, .labels = body_labels, .loss = body_loss};
+}
+
+static int plain_head(void *ctx, const struct pd_segment *segment, const struct pd_head **head)
+{
+    struct pd_log_reader *reader = ctx;
+    pd_block_head_sample(head_of(reader, segment), segment->index, &reader->sample);
+    *head = &reader->sample;
+    return 0;
+}
+
+void pd_log_check_heads(struct pd_log_reader *reader, uint32_t feed, struct pd_check_heads *heads,
+                        struct pd_error *error)
+{
+    (void)feed;
+    reader->error = error;
+    *heads = (struct pd_check_heads){.ctx = reader, .head = plain_head};
 }
