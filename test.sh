@@ -20,4 +20,6 @@ esac
 tools/setup.sh $([ $full = 1 ] && echo full || echo test) || { echo "0 passed, 1 failed"; exit 1; }
 unset PACKD_FULL
 [ $full = 0 ] || export PACKD_FULL=1 # tests with a long form look whether it is set
+trainers=${PACKD_VENV:-$HOME/.cache/packd/venv}-trainers/bin/python # made by tools/setup.sh full
+if [ $full = 1 ] && [ -z "${PACKD_TORCH_PYTHON:-}" ] && [ -x "$trainers" ]; then export PACKD_TORCH_PYTHON=$trainers; fi
 exec tools/run_tests.py $([ $full = 1 ] && echo --full)

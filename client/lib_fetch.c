@@ -252,6 +252,19 @@ static void join(char *to, size_t size, char *const *names, size_t count)
     }
 }
 
+static void need_commit(struct packd_job *job, uint64_t steps_left, const Packd__V1__Stall *stall)
+{
+    job->commit_needed = (struct packd_commit_needed){.needed = true, .steps_left = steps_left};
+    if (stall) {
+        job->commit_needed.first_step = stall->first_step;
+        job->commit_needed.bytes_held = stall->bytes_held;
+        job->commit_needed.bytes_per_step = stall->bytes_per_step;
+        job->commit_needed.bytes_max = stall->bytes_max;
+    }
+    job->commit_needed_serial++;
+    pthread_cond_broadcast(&job->changed);
+}
+
 static void on_waiting(struct packd_job *job, const Packd__V1__Waiting *w)
 {
     struct packd_waiting now = {.waiting = true,
@@ -277,20 +290,8 @@ static void on_waiting(struct packd_job *job, const Packd__V1__Waiting *w)
         job->waiting_serial++;
         pthread_cond_broadcast(&job->changed);
     }
-}
-
-static void on_commit_needed(struct packd_job *job, const Packd__V1__CommitNeeded *needed)
-{
-    job->commit_needed =
-        (struct packd_commit_needed){.needed = true, .steps_left = needed->steps_left};
-    if (needed->stall) {
-        job->commit_needed.first_step = needed->stall->first_step;
-        job->commit_needed.bytes_held = needed->stall->bytes_held;
-        job->commit_needed.bytes_per_step = needed->stall->bytes_per_step;
-        job->commit_needed.bytes_max = needed->stall->bytes_max;
-    }
-    job->commit_needed_serial++;
-    pthread_cond_broadcast(&job->changed);
+    if (changed && w->reason == PACKD__V1__WAIT_REASON__WAIT_COMMIT)
+        need_commit(job, 0, w->stall); /* the hint is given once a stall; a commit may not end it */
 }
 
 static int on_end(struct packd_job *job, const Packd__V1__EndOfFeed *end, struct packd_error *error)
@@ -322,7 +323,7 @@ static int on_response(struct packd_job *job, Packd__V1__FetchResponse *response
         on_waiting(job, response->waiting);
         return 0;
     case PACKD__V1__FETCH_RESPONSE__WHAT_COMMIT_NEEDED:
-        on_commit_needed(job, response->commit_needed);
+        need_commit(job, response->commit_needed->steps_left, response->commit_needed->stall);
         return 0;
     case PACKD__V1__FETCH_RESPONSE__WHAT_END:
         return on_end(job, response->end, error);

@@ -260,6 +260,13 @@ static int call_end(struct push *push, void *unused, struct packd_error *error)
 static bool is_too_large(const struct push *push, const struct packd_sample *sample)
 {
     uint64_t bytes = (uint64_t)sample->count * 4 * (sample->labels ? 2 : 1);
+    for (size_t i = 0; i < sample->tensor_count; i++) {
+        const struct packd_tensor *tensor = &sample->tensors[i];
+        uint64_t element = packd_dtype_bytes(tensor->dtype);
+        for (uint32_t d = 0; d < tensor->ndim; d++)
+            element *= tensor->dims[d];
+        bytes += element * tensor->elements;
+    }
     return bytes > push->max_sample_bytes;
 }
 
@@ -544,7 +551,8 @@ const struct ctl_command ctl_push_command = {
         "  --end-feed      end the feed afterwards, whoever else pushes to it; not where the "
         "input\n"
         "                  held no sample\n\n"
-        "  .jsonl: an object a line; .json: an array of objects; a pipe or device: like -; other\n"
+        "  .jsonl: an object a line; .json: an array of objects; a pipe or device: like -;\n"
+        "  .safetensors: a sample with tokens, media spans and named tensors (docs/MEDIA.md); other\n"
         "  files: one sample each. Text becomes its UTF-8 bytes. A record may also hold labels, "
         "loss_mask, weight, key, group,\n"
         "  version.\n",

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "client/lib_error.h"
+#include "client/reader_media.h"
 #include "client/reader_record.h"
 #include "client/reader_source.h"
 
@@ -21,7 +22,7 @@
 #define CHUNK_BYTES (256 * 1024)
 #define TEXT_MAX_BYTES PD_READER_LINE_MAX_BYTES
 
-enum kind { KIND_NONE, KIND_LINES, KIND_ARRAY, KIND_TEXT };
+enum kind { KIND_NONE, KIND_LINES, KIND_ARRAY, KIND_TEXT, KIND_MEDIA };
 
 struct pd_input {
     struct pd_record record;
@@ -40,6 +41,7 @@ struct pd_input {
     size_t chunk_at, chunk_end;
     struct pd_buf text; /* a line across chunks, or a file */
 
+    struct pd_media_file *media; /* KIND_MEDIA: of the sample last handed out */
     json_t *array; /* KIND_ARRAY */
     size_t element;
 };
@@ -183,7 +185,9 @@ static void file_close(struct pd_input *input)
 {
     pd_source_close(&input->source);
     json_decref(input->array);
+    pd_media_file_free(input->media);
     free(input->path);
+    input->media = NULL;
     input->array = NULL;
     input->path = NULL;
     input->kind = KIND_NONE;
@@ -280,6 +284,10 @@ static int open_file(struct pd_input *input, const char *path, struct packd_erro
     input->counts.files++;
     if (named(path, ".json"))
         return open_json(input, error);
+    if (named(path, ".safetensors")) {
+        input->kind = KIND_MEDIA;
+        return 0;
+    }
     if (!named(path, ".jsonl") && !named(path, ".ndjson"))
         return open_text(input, error);
     input->kind = KIND_LINES;
@@ -303,6 +311,8 @@ static int settle(struct pd_input *input, int rc, struct packd_error *why,
     }
     if (input->kind == KIND_ARRAY)
         pd_client_error_prefix(why, "%s: element %zu", input->path, input->element - 1);
+    else if (input->kind == KIND_MEDIA)
+        pd_client_error_prefix(why, "%s", input->path);
     else
         pd_client_error_prefix(why, "%s:%" PRIu64, input->path, input->line);
     if (rc == PACKD_EINVAL && input->skip_bad) {
@@ -368,6 +378,20 @@ static int next_text(struct pd_input *input, struct packd_sample *sample, struct
     return settle(input, bytes > 0, NULL, error);
 }
 
+/* A .safetensors file, once. */
+static int next_media(struct pd_input *input, struct packd_sample *sample,
+                      struct packd_error *error)
+{
+    struct packd_error why = {0};
+    if (input->element++ > 0)
+        return 0;
+    int rc = pd_media_file_load(input->path, &input->media, sample, &why);
+    if (!input->record.shown[0])
+        snprintf(input->record.shown, sizeof input->record.shown, "whole files");
+    input->counts.bytes += input->media ? pd_media_file_bytes(input->media) : 0;
+    return settle(input, rc == 0 ? sample->count > 0 : rc, &why, error);
+}
+
 int pd_input_next(struct pd_input *input, struct packd_sample *sample, struct packd_error *error)
 {
     for (;;) {
@@ -378,6 +402,8 @@ int pd_input_next(struct pd_input *input, struct packd_sample *sample, struct pa
             rc = next_element(input, sample, error);
         else if (input->kind == KIND_TEXT)
             rc = next_text(input, sample, error);
+        else if (input->kind == KIND_MEDIA)
+            rc = next_media(input, sample, error);
         if (rc != 0)
             return rc;
         FTSENT *entry = NULL;

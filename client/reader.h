@@ -2,6 +2,7 @@
  *
  *   .jsonl .ndjson -    one JSON object a line
  *   .json               an array of objects (or JSON lines)
+ *   .safetensors        one sample with media spans and named tensors (reader_media.h)
  *   anything else       plain text: the whole file is one sample
  *   directory           its files, depth first, by name; each as above
  *   NAME.gz             like NAME

@@ -59,5 +59,5 @@ python_packages() {
 apt_packages
 venv=${PACKD_VENV:-$HOME/.cache/packd/venv}
 [ "${1:-build}" = build ] || python_packages "$venv" kubernetes-validate==1.37.0
-# The trainers' packages as they are today, beside Debian's: tests/python/current_test.py. About 6 GB.
-[ "${1:-build}" != full ] || python_packages "$venv-trainers" numpy cffi torch torchdata jax pyarrow datasets
+# The trainers' packages as they are today, beside Debian's, for tests/python/current*_test.py. About 6 GB.
+[ "${1:-build}" != full ] || python_packages "$venv-trainers" numpy cffi torch torchdata transformers jax pyarrow datasets

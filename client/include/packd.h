@@ -279,7 +279,8 @@ struct packd_waiting {
     char text[240];
 };
 
-/* The server's hint to save a checkpoint and commit early: the log fills up. */
+/* The server's hint to save a checkpoint and commit early: the log fills up; or, steps_left 0, the
+ * job waits (WAIT_COMMIT) until it does. */
 struct packd_commit_needed {
     bool needed;
     uint64_t steps_left; /* about so many more fit */
@@ -316,7 +317,8 @@ struct packd_job_options {
     uint32_t prefetch_batches; /* received ahead of next(); 0: 2 */
     size_t prefetch_bytes;     /* and at most so many bytes of them, but one batch; 0: 1 GiB */
     int64_t timeout_ms;        /* 0: 60,000 */
-    /* Called inside next when the reason of a wait changes, and for a CommitNeeded. NULL: not. */
+    /* Called inside next when the reason of a wait changes, and when a commit is needed; they may
+     * call packd_job_commit. NULL: not. */
     void (*on_waiting)(void *ctx, const struct packd_waiting *waiting);
     void (*on_commit_needed)(void *ctx, const struct packd_commit_needed *needed);
     void *ctx;

@@ -31,10 +31,10 @@ class BuildWithLibrary(build_py):
     """The package, then the two files beside it."""
 
     def run(self):
-        super().run()
         to = Path(self.build_lib) / "packd"
+        shutil.rmtree(to, ignore_errors=True)  # a module that is no longer there would stay
+        super().run()
         for source in (library(), TOP / "client" / "include" / "packd.h"):
-            (to / source.name).unlink(missing_ok=True)
             shutil.copyfile(source, to / source.name)
 
 

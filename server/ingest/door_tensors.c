@@ -193,7 +193,8 @@ static int check_mask(const Packd__V1__BlockHead *head, const Packd__V1__TensorS
     if (mask->axis != wire->axis || mask->unit != wire->unit)
         return bad(error, wire, "loss.pad_mask has another axis or unit");
     if (mask->n_dims > wire->n_dims ||
-        memcmp(mask->dims, wire->dims, mask->n_dims * sizeof(*mask->dims)) != 0)
+        (mask->n_dims > 0 &&
+         memcmp(mask->dims, wire->dims, mask->n_dims * sizeof(*mask->dims)) != 0))
         return bad(error, wire, "the dims of loss.pad_mask do not begin its own");
     return 0;
 }

@@ -12,16 +12,30 @@
 #define TEXT_MAX 255
 #define LANE_WINDOW_PART 4
 
+/* Samples of the source may get shorter on their way into the window: what is too long is the
+ * planner's to say. */
+static bool is_pruned(const struct pd_feed_config *feed, const char *source)
+{
+    for (uint32_t i = 0; i < feed->drop_views_count; i++)
+        if (strcmp(feed->drop_views[i].source, source) == 0)
+            return true;
+    for (uint32_t i = 0; i < feed->keep_frames_count; i++)
+        if (strcmp(feed->keep_frames[i].source, source) == 0)
+            return true;
+    return false;
+}
+
 static void set_rules(struct push *push, const Packd__V1__Hello *hello)
 {
     const struct pd_config *config = push_rpc(push)->options.config;
     const struct pd_feed_config *feed = push->feed;
+    bool pruned = is_pruned(feed, hello->source[0] ? hello->source : "default");
     uint64_t block = pd_credit_block_bytes(&push_rpc(push)->credit);
 
     push->rules = (struct pd_door_rules){
         .seq_len = feed->rules.seq_len,
-        .reject_over_length = feed->rules.over_length == PD_OVER_REJECT,
-        .split_over_length = feed->rules.over_length == PD_OVER_SPLIT,
+        .reject_over_length = feed->rules.over_length == PD_OVER_REJECT && !pruned,
+        .split_over_length = feed->rules.over_length == PD_OVER_SPLIT && !pruned,
         .vocab_size = feed->vocab_size,
         .sample_bytes_max = config->max_sample_bytes < block ? config->max_sample_bytes : block,
         .block_bytes_max = block,

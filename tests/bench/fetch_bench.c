@@ -62,8 +62,8 @@ int main(int argc, char **argv)
     packd_job_close(job);
     if (rc != PACKD_EEND)
         return fprintf(stderr, "%s\n", error.text), 1;
-    printf("{\"seconds\": %.6f, \"cpu_seconds\": %.6f, \"batches\": %" PRIu64 ", \"payload_bytes\": %" PRIu64
-           ", \"sum\": %" PRId64 "}\n",
+    printf("{\"seconds\": %.6f, \"cpu_seconds\": %.6f, \"batches\": %" PRIu64
+           ", \"payload_bytes\": %" PRIu64 ", \"sum\": %" PRId64 "}\n",
            took, cpu, info.batches, info.payload_bytes, sum);
     return 0;
 }

@@ -81,6 +81,102 @@ static void door(const Packd__V1__BlockHead *wire, const struct cut *message,
     cut_free(&rest);
 }
 
+/* Numbers from the input, one byte each; 0 behind its end. */
+struct source {
+    const uint8_t *data;
+    size_t size, at;
+};
+
+static uint32_t number(struct source *source, uint32_t bound)
+{
+    return source->at < source->size ? source->data[source->at++] % bound : 0;
+}
+
+#define COUNT 4
+
+/* Of a tensor of bytes. */
+static uint64_t column_bytes(const Packd__V1__TensorSpec *tensor, uint32_t samples)
+{
+    uint64_t bytes = tensor->axis == PACKD__V1__AXIS__AXIS_SAMPLE ? samples : 0;
+    for (size_t i = 0; i < tensor->n_counts; i++)
+        bytes += tensor->counts[i];
+    return bytes;
+}
+
+/* A head with spans and tensors that are nearly in order, since random bytes never get there. */
+static void try_media(const uint8_t *data, size_t size, const struct pd_door_rules *rules)
+{
+    struct source source = {data, size, 0};
+    static uint32_t lengths[COUNT], span_counts[COUNT], columns[7][COUNT * 2], counts[3][COUNT * 2];
+    static double t_scale[COUNT * 2];
+    static char *views[] = {"front", "wrist"}, *span_views[] = {"wrist", "unseen"};
+    Packd__V1__BlockHead head = PACKD__V1__BLOCK_HEAD__INIT;
+    Packd__V1__Spans spans = PACKD__V1__SPANS__INIT;
+    Packd__V1__LossDecl loss = PACKD__V1__LOSS_DECL__INIT;
+    Packd__V1__TensorSpec tensor[4], *list[4];
+    uint32_t n = 1 + number(&source, COUNT), total = 0, tokens = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        lengths[i] = number(&source, 12);
+        tokens += lengths[i];
+        span_counts[i] = number(&source, 3);
+        total += span_counts[i];
+    }
+    for (uint32_t s = 0; s < total; s++) {
+        for (uint32_t c = 0; c < 7; c++)
+            columns[c][s] = number(&source, c == 0 ? 3 : 5);
+        t_scale[s] = number(&source, 4) - 1.0;
+    }
+    spans.n_views = number(&source, 3);
+    spans.views = views;
+    spans.counts = span_counts;
+    spans.n_counts = n;
+    uint32_t **to[] = {&spans.view,   &spans.offsets, &spans.lengths, &spans.patches,
+                       &spans.grid_t, &spans.grid_h,  &spans.grid_w};
+    for (uint32_t c = 0; c < 7; c++)
+        *to[c] = columns[c];
+    spans.t_scale = t_scale;
+    spans.n_view = spans.n_offsets = spans.n_lengths = spans.n_patches = spans.n_t_scale = total;
+    spans.n_grid_t = spans.n_grid_h = spans.n_grid_w = number(&source, 2) ? total : 0;
+    spans.merge = number(&source, 6);
+    static char *names[] = {"pixels", "jpeg", "mask", "action"};
+    static const Packd__V1__Axis axes[] = {
+        PACKD__V1__AXIS__AXIS_RAGGED, PACKD__V1__AXIS__AXIS_RAGGED, PACKD__V1__AXIS__AXIS_SAMPLE,
+        PACKD__V1__AXIS__AXIS_SAMPLE};
+    uint64_t bytes = tokens * 4ull;
+    for (uint32_t k = 0; k < 4; k++) {
+        packd__v1__tensor_spec__init(&tensor[k]);
+        list[k] = &tensor[k];
+        tensor[k].name = names[k];
+        tensor[k].axis = axes[k];
+        tensor[k].dtype = (Packd__V1__DType)(1 + number(&source, 3));
+        if (axes[k] != PACKD__V1__AXIS__AXIS_RAGGED)
+            continue;
+        bool run = k == 1;
+        tensor[k].unit =
+            run ? PACKD__V1__RAGGED_UNIT__RAGGED_RUN : (Packd__V1__RaggedUnit)number(&source, 3);
+        tensor[k].span_views = span_views;
+        tensor[k].n_span_views = tensor[k].unit ? number(&source, 3) : 0;
+        tensor[k].n_counts = run ? total : n;
+        tensor[k].counts = counts[k];
+        for (uint32_t i = 0; i < tensor[k].n_counts; i++)
+            counts[k][i] = number(&source, 9);
+    }
+    loss.pad_mask = names[2];
+    tensor[3].loss = number(&source, 2) ? &loss : NULL;
+    head.lengths = lengths;
+    head.n_lengths = n;
+    head.spans = &spans;
+    head.tensors = list;
+    head.n_tensors = number(&source, 5);
+    for (size_t k = 0; k < head.n_tensors; k++)
+        bytes += column_bytes(&tensor[k], n);
+    head.body_bytes = bytes;
+    struct cut body = {0};
+    cut_up(&body, data, size < bytes ? size : (size_t)bytes, 5);
+    door(&head, &body, (struct pd_wire_range){0, size < bytes ? size : (size_t)bytes}, rules);
+    cut_free(&body);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct cut message = {0};
@@ -118,5 +214,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(scratch);
     }
     cut_free(&message);
+    try_media(data + 2, size - 2, &rules);
     return 0;
 }

@@ -1,6 +1,6 @@
 """The Python package's other tests once more, under the current PyTorch, JAX, NumPy and pyarrow of PyPI instead of Debian's.
 
-Only in the long form (PACKD_FULL), where tools/setup.sh has made the virtual environment for it: $PACKD_VENV-trainers.
+Only in the long form (PACKD_FULL), with $PACKD_TORCH_PYTHON, which test.sh --full sets to the environment that tools/setup.sh makes.
 """
 
 import os
@@ -8,10 +8,10 @@ import re
 import subprocess
 import unittest
 
-PYTHON = os.path.join((os.environ.get("PACKD_VENV") or os.path.expanduser("~/.cache/packd/venv")) + "-trainers", "bin", "python")
+PYTHON = os.environ.get("PACKD_TORCH_PYTHON", "")
 TESTS = ("batch_test", "testing_test", "producer_test", "job_test", "torch_test", "readers_test", "readme_test", "adapters_test", "verify_test")
 MISSING = ("for the long form (PACKD_FULL)" if not os.environ.get("PACKD_FULL") else
-           None if os.path.exists(PYTHON) else f"{PYTHON} is not there (tools/setup.sh full)")
+           None if os.path.exists(PYTHON) else "PACKD_TORCH_PYTHON names no interpreter")
 if MISSING:
     print(f"SKIP: current_test: {MISSING}")
 

@@ -216,6 +216,37 @@ class BatchesTest(unittest.TestCase):
         self.assertEqual(sorted(seen), list(range(steps)))
 
 
+class CommitNeededTest(unittest.TestCase):
+    def test_a_trainer_that_listens_never_stalls_its_producers(self):
+        """More goes through than the log holds, and the only commits are those that the log has asked for."""
+        limits = {"log": {"max_bytes": 64 << 20, "durability": "process"}, "memory": {"ingest": "8MiB", "batches": "64MiB"}}
+        told, last = [], None
+
+        def save_and_commit(needed):  # called while fetch waits: the last batch's step is what a checkpoint would hold
+            told.append(needed)
+            if last is not None:
+                job.commit(last)
+
+        with harness.Daemon(feeds=[{"name": "default", "seq_len": 2048, "window": 64}], extra=limits) as server:
+            tokens, lengths = numpy.ones(20 << 20, "int32"), [1 << 10] * (20 << 10)
+
+            def produce():
+                with packd.Producer(server.address, stream="s") as producer:
+                    producer.put_many(tokens, lengths=lengths)
+                    producer.end_feed()
+
+            thread = threading.Thread(target=produce)
+            thread.start()
+            with packd.Job(server.address, job="train", rows=8, on_commit_needed=save_and_commit) as job:
+                for batch in job:
+                    last = batch.step
+                self.assertEqual(job.end["samples"], len(lengths))
+                self.assertGreaterEqual(job.info["committed_step"], 0)
+            thread.join(60)
+        self.assertGreater(told[0]["bytes_held"], 0)
+        self.assertGreaterEqual(told[0]["bytes_per_step"], 8 * 2048 * 4)
+
+
 class OutageTest(unittest.TestCase):
     def setUp(self):
         directory = harness.scratch()

@@ -101,6 +101,12 @@ class ProducerTest(unittest.TestCase):
             (dict(tokens=[1], key="k" * 256), "KEY_TOO_LONG", "at most 255"),
             (dict(tokens=[1], key=5), "BAD_DTYPE", "key is int"),
             (dict(tokens=[1], version=-1), "BAD_RANGE", "version -1"),
+            (dict(tokens=[1, 2], tensors={"a": numpy.zeros(3)}), "BAD_TENSOR", "tensor a has 3 elements for 2 tokens"),
+            (dict(tokens=[1], tensors={"a": numpy.zeros(1, complex)}), "BAD_TENSOR", "tensor a: values of complex128"),
+            (dict(tokens=[1], tensors={"a": packd.Tensor([1.0], axis="row")}), "BAD_TENSOR", "axis='row': expected one of .'token'"),
+            (dict(tokens=[1], tensors={"a": packd.Tensor(numpy.zeros((1, 1, 1, 1, 1)), axis="ragged")}), "BAD_TENSOR", "at most 3 dimensions"),
+            (dict(tokens=[1], spans=[packd.Span(-1, 1)]), "BAD_SPAN", "offset=-1"),
+            (dict(tokens=[1], spans=[packd.Span(0, 1, grid=(1, 2))]), "BAD_SPAN", "expected 3"),
         ]
         many = [
             (dict(tokens=[1, 2, 3], lengths=[1, 1]), "BAD_SHAPE", "samples of 2 tokens in all, but there are 3"),
@@ -109,6 +115,8 @@ class ProducerTest(unittest.TestCase):
             (dict(tokens=[1, 2], offsets=[0, 2], lengths=[2]), "BAD_SHAPE", "one of them"),
             (dict(tokens=[1, 2], lengths=[1.0, 1.0]), "BAD_DTYPE", "lengths has dtype"),
             (dict(tokens=[1, 2], lengths=[1, 1], keys=["a"]), "BAD_SHAPE", "keys has 1 entries for 2 samples"),
+            (dict(tokens=[1, 2], lengths=[1, 1], tensors={"a": numpy.zeros(1)}), "BAD_TENSOR", "tensor a has 1 elements for 2 tokens"),
+            (dict(tokens=[1, 2], lengths=[1, 1], tensors={"a": packd.Tensor([1.0], axis="sample")}), "BAD_TENSOR", "put_many takes token tensors"),
             (dict(tokens=[[1], []]), "EMPTY_SAMPLE", r"tokens\[1\] is empty"),
             (dict(tokens=[[1], [-3]]), "TOKEN_RANGE", r"tokens\[1\]\[0\] is -3"),
             (dict(tokens=[1, 2], lengths=[1, 1], weights=[1, float("inf")]), "BAD_WEIGHT", "weight inf"),
@@ -123,8 +131,6 @@ class ProducerTest(unittest.TestCase):
             with self.assertRaises(packd.LimitExceeded) as caught:
                 producer.put(numpy.zeros(17 << 20, "int32"))
             self.assertEqual((caught.exception.reason, caught.exception.stream, caught.exception.server), ("TOO_LARGE", "s", server.address))
-            with self.assertRaisesRegex(packd.Unsupported, "tensors: libpackd"):
-                producer.put([1], tensors={"advantage": numpy.zeros(1, "float32")})
             with self.assertRaisesRegex(packd.InvalidArgument, "no infinite wait"):
                 producer.put([1], timeout=float("inf"))
             self.assertEqual(producer.next_seq, 1)  # the sample before the one whose weight was bad
@@ -132,6 +138,30 @@ class ProducerTest(unittest.TestCase):
             packd.Producer(server.address, stream="not a name")
         with self.assertRaisesRegex(packd.Closed, "has been closed"):
             producer.put([1])
+
+    def test_tensors_and_spans_arrive(self):
+        """The server takes what is pushed, counts it durable, and refuses by name what is not what the feed's tensor is."""
+        told = []
+        with harness.Daemon(feeds=[FEED]) as server:
+            producer = packd.Producer(server.address, stream="s", tokenizer_digest=b"one", vocab_size=500, on_reject=told.append)
+            tokens = numpy.arange(1, 9, dtype="int32")
+            patches = numpy.arange(16 * 3, dtype="float16").reshape(16, 3)
+            for _ in range(2):
+                producer.put(tokens, spans=[packd.Span(2, 4, view="wrist", grid=(1, 4, 4))], merge=4, tensors={
+                    "advantage": numpy.linspace(0, 1, 8, dtype="float32"),
+                    "half": packd.Tensor(numpy.full(8, 0x3f80, "uint16"), dtype="bfloat16", pad_value=1.0, align="input"),
+                    "pixels": packd.Tensor(patches, axis="ragged", unit="patch", views=["wrist"]),
+                    "jpeg": packd.Tensor(numpy.frombuffer(b"jpeg", "uint8"), axis="ragged", unit="run", run_counts=[4]),
+                    "action": packd.Tensor(numpy.zeros((5, 2), "float32"), axis="sample", loss=True, pad_mask="action_is_pad"),
+                    "action_is_pad": packd.Tensor(numpy.zeros(5, "bool"), axis="sample")})
+            producer.put_many(numpy.tile(tokens, 3), lengths=[8, 8, 8], tensors={"advantage": numpy.zeros(24, "float32")})
+            producer.flush()
+            self.assertEqual((told, producer.stats()["durable_seq"]), ([], 5))
+            producer.put(tokens, tensors={"advantage": numpy.zeros(8, "float64")})
+            with self.assertRaisesRegex(packd.InvalidArgument, "expected F32 .*found F64") as caught:
+                producer.flush()
+            self.assertEqual(caught.exception.reason, "BAD_TENSOR")
+            producer.close(0)
 
     def test_arrays_of_every_make(self):
         base = numpy.arange(40, dtype="int64")

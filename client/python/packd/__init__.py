@@ -21,6 +21,7 @@ from packd.errors import (AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Er
                           InvalidArgument, IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange,
                           Timeout, Unauthenticated, Unavailable, Unsupported)
 from packd.job import Job
+from packd.media import Span, Tensor
 from packd.producer import Producer
 
 __version__ = "0.1.0"
@@ -28,7 +29,7 @@ __version__ = "0.1.0"
 _errors = [Error, AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Fenced, Forked, InternalError, Interrupted, InvalidArgument,
            IOFailed, LibraryNotFound, LimitExceeded, Mismatch, NotFound, OutOfMemory, OutOfRange, Timeout, Unauthenticated,
            Unavailable, Unsupported]
-__all__ = ["Batch", "Job", "Producer", "Sample", "Samples", *(kind.__name__ for kind in _errors)]
+__all__ = ["Batch", "Job", "Producer", "Sample", "Samples", "Span", "Tensor", *(kind.__name__ for kind in _errors)]
 
 _MODULES = ("adapters", "readers", "testing", "torch", "verify")
 

@@ -29,7 +29,21 @@ DEFAULT_TIMEOUT = 60.0  # seconds, as in libpackd
 
 _HERE = Path(__file__).resolve().parent
 _loaded: tuple[Any, Any] | None = None
-_used_in_pid: int | None = None
+_used_in: int | None = None  # the fork_count when libpackd was first used
+_forks = 0                   # how many forks lie between this process and the one that imported packd
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def fork_count() -> int:
+    """A number that is another one in a child made by fork; cheaper than os.getpid()."""
+    return _forks
 
 
 def _candidates() -> list[Path]:
@@ -71,7 +85,7 @@ def _load() -> tuple[Any, Any]:
 def library() -> tuple[Any, Any]:
     """(ffi, lib). LibraryNotFound; Forked: the parent process had used libpackd before it forked this one."""
     global _loaded
-    if _used_in_pid is not None and _used_in_pid != os.getpid():
+    if _used_in is not None and _used_in != _forks:
         raise errors.Forked("libpackd was in use in the parent process before it forked this one, and gRPC does not survive a fork: "
                             "open Producers and Jobs in one process only, or start workers with the method 'spawn'")
     if _loaded is None:
@@ -81,9 +95,9 @@ def library() -> tuple[Any, Any]:
 
 def opening() -> tuple[Any, Any]:
     """library(), for a call that starts threads: from here on this process must not be forked with packd in it."""
-    global _used_in_pid
+    global _used_in
     loaded = library()
-    _used_in_pid = os.getpid()
+    _used_in = _forks
     return loaded
 
 
@@ -144,7 +158,8 @@ def _plain_field(ffi: Any, value: Any, kind: Any) -> Any:
 def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -> int:
     """call() on a thread of its own, so that the waiting caller sees signals although the C call cannot be cut into slices.
 
-    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and undo() takes back what it
+    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and
+    undo() takes back what it
     made once it has returned 0.
     """
     done, lock, codes, alone = threading.Event(), threading.Lock(), [], []

@@ -6,7 +6,6 @@ child made by fork leaves the parent's batches alone.
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,6 +23,7 @@ _NUMBERS = ("step", "micro", "dp_rank", "rows", "width", "step_packs", "dp_size"
 _TOTALS = ("real_tokens", "tail_padding", "gap", "row_padding", "overlap_tokens", "samples", "segments", "attention_cost", "patches",
            "loss_tokens", "loss_weight")
 _DELIVERY = ("incarnation", "generation", "verdict", "planned_unix_ms", "built_unix_ms", "validated_unix_ms", "sent_unix_ms", "builds", "first")
+_TYPES = {name: numpy.dtype(name).str for name in NUMPY_DTYPES.values()}
 _C_COLUMNS = {"loss_weight": "loss_weights"}
 
 
@@ -38,7 +38,7 @@ class _Memory:
     __slots__ = ("__array_interface__", "owner")
 
     def __init__(self, address: int, count: int, dtype: str, owner: Any):
-        self.__array_interface__ = {"data": (address, False), "shape": (count,), "typestr": numpy.dtype(dtype).str, "version": 3}
+        self.__array_interface__ = {"data": (address, False), "shape": (count,), "typestr": _TYPES[dtype], "version": 3}
         self.owner = owner
 
 
@@ -48,10 +48,10 @@ def _array(ffi: Any, pointer: Any, count: int, dtype: str, owner: Any) -> numpy.
 
 def _owner(ffi: Any, lib: Any, batch: Any, hooks: Any) -> Any:
     """The batch with its release attached; hooks: the memory functions that the release may call."""
-    pid = os.getpid()
+    forks = _lib.fork_count()
 
     def release(pointer):
-        if os.getpid() == pid:
+        if _lib.fork_count() == forks:
             lib.packd_batch_release(pointer)
         return hooks
 

@@ -11,7 +11,6 @@ the GIL. Reconnecting and resuming is libpackd's as well: fetch() either returns
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,9 +46,9 @@ def _hooks(ffi: Any, memory: Memory) -> tuple[Any, Any]:
             ffi.callback("void(void *, void *, size_t)", release))
 
 
-def _shut(lib: Any, pointer: Any, pid: int, hooks: Any) -> None:
+def _shut(lib: Any, pointer: Any, forks: int, hooks: Any) -> None:
     """The end of a job, at close, when it is forgotten, or when the interpreter ends; `hooks` only has to live until then."""
-    if os.getpid() == pid:
+    if _lib.fork_count() == forks:
         lib.packd_job_close(pointer)
 
 
@@ -78,7 +77,7 @@ class Job:
         prefetch, prefetch_bytes: batches received ahead, and their memory.
         timeout: seconds that open, fetch and commit may take where not told otherwise.
         on_waiting: called inside fetch with `waiting` when what the job waits for changes.
-        on_commit_needed: called inside fetch when the log fills up: save a checkpoint and commit.
+        on_commit_needed: called inside fetch when the log fills up: save a checkpoint of the last step and commit() it, right there.
         memory: where payloads lie; None: libpackd's heap.
 
     Raises:
@@ -104,7 +103,7 @@ class Job:
         self.server = _lib.server_address(server)
         self.job, self.feed, self.dp_rank = job, feed, dp_rank
         self._ffi, self._lib = _lib.opening()
-        self._pid = os.getpid()
+        self._forks = _lib.fork_count()
         self._hooks = _hooks(self._ffi, memory) if memory is not None else None
         if resume_step is not None:
             start = "resume" if resume_step >= 0 else "first"
@@ -120,9 +119,9 @@ class Job:
     def _open(self, options: _lib.Options) -> Any:
         if self._hooks:
             options.c.memory_alloc, options.c.memory_free = self._hooks
-        lib, pid, hooks = self._lib, self._pid, self._hooks
-        self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, pid, hooks), self._facts(step=None))
-        return weakref.finalize(self, _shut, lib, self._c, pid, hooks)
+        lib, forks, hooks = self._lib, self._forks, self._hooks
+        self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, forks, hooks), self._facts(step=None))
+        return weakref.finalize(self, _shut, lib, self._c, forks, hooks)
 
     def _facts(self, step: int | None) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "job": self.job, "dp_rank": self.dp_rank, "step": step}
@@ -130,8 +129,8 @@ class Job:
     def _check_open(self) -> None:
         if not self._closer.alive:
             raise errors.Closed(f"job {self.job} has been closed", **self._facts(None))
-        if self._pid != os.getpid():
-            raise errors.Forked(f"job {self.job} was opened by process {self._pid}, which forked this one", **self._facts(None))
+        if self._forks != _lib.fork_count():
+            raise errors.Forked(f"job {self.job} was opened before this process was forked", **self._facts(None))
 
     def fetch(self, timeout: float | None = None) -> Batch:
         """The next batch, in (step, micro) order.
@@ -235,7 +234,7 @@ class Job:
 
     def close(self) -> None:
         """Stops and frees; batches stay valid. Ends the fetch() of another thread. A repeat is fine."""
-        if self._closer.alive and self._pid == os.getpid():
+        if self._closer.alive and self._forks == _lib.fork_count():
             self._lib.packd_job_interrupt(self._c)
         with self._one:
             self._closer()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 import weakref
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from packd import _lib, _ragged, errors
+from packd.media import Filler, Span
 
 _log = logging.getLogger("packd")
 
@@ -37,9 +37,9 @@ class Reject(NamedTuple):
     text: str
 
 
-def _shut(lib: Any, pointer: Any, pid: int, callback: Any) -> None:
+def _shut(lib: Any, pointer: Any, forks: int, callback: Any) -> None:
     """Gives up what is not durable and frees; `callback` only has to live until then."""
-    if os.getpid() == pid:
+    if _lib.fork_count() == forks:
         lib.packd_producer_close(pointer, 0, _lib.library()[0].NULL)
 
 
@@ -49,7 +49,8 @@ def _record(ffi: Any) -> numpy.dtype:
     fields = {"tokens": ("u8", at("tokens")), "count": ("u8", at("count")), "labels": ("u8", at("labels")),
               "loss_mask": ("u8", at("loss_mask")), "has_weight": ("u1", at("has_weight")), "weight": ("f4", at("weight")),
               "key_size": ("u8", at("key", "size")), "key_data": ("u8", at("key", "data")), "group_size": ("u8", at("group", "size")),
-              "group_data": ("u8", at("group", "data")), "version": ("u8", at("version"))}
+              "group_data": ("u8", at("group", "data")), "version": ("u8", at("version")),
+              "tensors": ("u8", at("tensors")), "tensor_count": ("u8", at("tensor_count"))}
     return numpy.dtype({"names": list(fields), "formats": [f for f, _ in fields.values()], "offsets": [o for _, o in fields.values()],
                         "itemsize": ffi.sizeof("struct packd_sample")})
 
@@ -61,7 +62,7 @@ class Producer:
         server: host:port or unix:/path; None: $PACKD_SERVER, else 127.0.0.1:7070.
         stream, feed, source: names; source None: "default".
         content_id: what is being read (a digest, a version), at most 255 bytes; another one on an existing stream is refused.
-        vocab_size: refuse tokens from it on; 0: as the feed says.
+        vocab_size, tokenizer_digest (at most 64 bytes): of the tokens pushed; streams of a feed that disagree are refused. 0, empty: not said.
         log_id: the log expected; None: any.
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
@@ -75,7 +76,7 @@ class Producer:
     """
 
     def __init__(self, server: str | None = None, *, stream: str, feed: str = "default", source: str | None = None,
-                 content_id: str | None = None, vocab_size: int = 0, log_id: str | None = None, buffer_bytes: int = 0,
+                 content_id: str | None = None, vocab_size: int = 0, tokenizer_digest: bytes = b"", log_id: str | None = None, buffer_bytes: int = 0,
                  block_bytes: int = 0, linger_ms: int = 0, allow_shifted_looking_labels: bool = False,
                  timeout: float = _lib.DEFAULT_TIMEOUT, token: str | None = None, producer: str | None = None,
                  on_reject: Callable[[Reject], None] | None = None, on_progress: Callable[[dict], None] | None = None,
@@ -86,24 +87,26 @@ class Producer:
         self._one = threading.RLock()  # put, flush, end, close: one at a time
         self.server, self.feed, self.stream = _lib.server_address(server), feed, stream
         self._ffi, self._lib = _lib.opening()
-        self._pid, self._record = os.getpid(), _record(self._ffi)
+        self._forks, self._record = _lib.fork_count(), _record(self._ffi)
         texts = {"server": self.server, "token": _lib.server_token(token), "feed": feed, "stream": stream, "source": source,
                  "producer": producer, "content_id": content_id, "log_id": log_id}
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
                    "allow_shifted_looking_labels": bool(allow_shifted_looking_labels),
                    "timeout_ms": max(1, _lib.milliseconds(timeout))}
-        self._closer = self._open(_lib.Options("packd_producer_options", texts, numbers))
+        options = _lib.Options("packd_producer_options", texts, numbers | {"tokenizer_digest_bytes": len(tokenizer_digest)})
+        options.c.tokenizer_digest = options.keep(tokenizer_digest)
+        self._closer = self._open(options)
 
     def _open(self, options: _lib.Options) -> Any:
-        ffi, lib, pid, rejects = self._ffi, self._lib, self._pid, self._rejects
+        ffi, lib, forks, rejects = self._ffi, self._lib, self._forks, self._rejects
 
         def note(_ctx, reject):
             rejects.append(Reject(reject.seq, reject.count, _lib.text(ffi, reject.reason), _lib.text(ffi, reject.text)))
 
         callback = ffi.callback("void(void *, const struct packd_reject *)", note)
         options.c.on_reject = callback
-        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, pid, callback), self._facts())
-        return weakref.finalize(self, _shut, lib, self._c, pid, callback)
+        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
+        return weakref.finalize(self, _shut, lib, self._c, forks, callback)
 
     def _facts(self) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "stream": self.stream}
@@ -111,8 +114,8 @@ class Producer:
     def _check_open(self) -> None:
         if not self._closer.alive:
             raise errors.Closed(f"producer of stream {self.stream} has been closed", **self._facts())
-        if self._pid != os.getpid():
-            raise errors.Forked(f"producer of stream {self.stream} was opened by process {self._pid}, which forked this one", **self._facts())
+        if self._forks != _lib.fork_count():
+            raise errors.Forked(f"producer of stream {self.stream} was opened before this process was forked", **self._facts())
 
     def _call(self, function: Callable[[int, Any], int], timeout_ms: int) -> None:
         """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
@@ -145,7 +148,7 @@ class Producer:
 
     def put(self, tokens: Any, *, labels: Any = None, loss_mask: Any = None, weight: float | None = None, key: bytes | str | None = None,
             group: bytes | str | None = None, version: int = 0, tensors: Mapping[str, Any] | None = None,
-            spans: Sequence[Any] | None = None, timeout: float | None = None) -> int:
+            spans: Sequence[Span] = (), merge: int = 0, timeout: float | None = None) -> int:
         """Takes one sample (copied) and returns its seq. Waits only while the buffer is full.
 
         Args:
@@ -153,12 +156,12 @@ class Producer:
             labels, loss_mask: one entry a token; they describe token i as a target, unshifted. labels None: the tokens.
             weight: of its targets in the loss, finite and 0 or more; None: 1.
             key, group: at most 255 bytes each; text is stored as UTF-8. version: 0 or more.
-            tensors, spans: named tensors and media spans, where libpackd and the server offer them.
+            tensors: named tensors: arrays of one element a token, or packd.Tensor for everything else. spans: media spans. merge: patches per token of
+                all spans, a square; 0: not checked.
 
-        Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG), LimitExceeded (TOO_LARGE),
-        Timeout (the buffer stayed full), Fenced, Unsupported. Of a failed call nothing was taken.
+        Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, BAD_TENSOR, BAD_SPAN, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG),
+        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken.
         """
-        self._refuse(tensors=tensors, spans=spans)
         array = _ragged.as_int32("tokens", tokens, 0)
         kept = [array]
         sample = self._ffi.new("struct packd_sample *", {"count": len(array), "version": self._version(version)})
@@ -178,6 +181,11 @@ class Producer:
                 kept.append(_ragged.as_bytes(name, value))
                 cell = getattr(sample, name)
                 cell.size, cell.data = len(kept[-1]), self._ffi.from_buffer("uint8_t[]", kept[-1])
+        if tensors or spans:
+            filler = Filler(self._ffi)
+            kept.append(filler)
+            filler.spans(sample, spans, merge)
+            filler.tensors(sample, tensors or {}, len(array))
         with self._one:
             self._check_open()
             self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), _lib.milliseconds(timeout, self._timeout))
@@ -185,13 +193,13 @@ class Producer:
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
                  weights: Any = None, keys: Sequence[bytes | str] | None = None, groups: Sequence[bytes | str] | None = None,
-                 versions: Any = None, timeout: float | None = None) -> int:
+                 versions: Any = None, tensors: Mapping[str, Any] | None = None, timeout: float | None = None) -> int:
         """Takes many samples in order and returns the seq of the first.
 
         Args:
             tokens: all samples' tokens in one array, with `lengths` (n entries) or `offsets` (n + 1 entries from 0); or a list of
                 samples, without either.
-            labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings.
+            labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings. tensors: token tensors, laid out as tokens.
             timeout: seconds without any sample being taken.
 
         Raises as put. An error's attribute `taken` says how many were taken before it.
@@ -220,6 +228,12 @@ class Producer:
         for name, given in (("key", keys), ("group", groups)):
             if given is not None:
                 kept.append(self._put_bytes(records, name, given))
+        if tensors:
+            kept.append(Filler(self._ffi))
+            c = kept[-1].token_tensors(tensors, counts)
+            size = len(tensors) * self._ffi.sizeof("struct packd_tensor")
+            records["tensors"] = int(self._ffi.cast("uintptr_t", c)) + size * numpy.arange(len(counts), dtype="uint64")
+            records["tensor_count"] = len(tensors)
         return self._put_records(records, timeout)
 
     def _put_records(self, records: numpy.ndarray, timeout: float | None) -> int:
@@ -284,12 +298,6 @@ class Producer:
         records[name + "_size"] = sizes
         records[name + "_data"] = self._address(data) + numpy.cumsum(sizes) - sizes
         return data
-
-    def _refuse(self, **given: Any) -> None:
-        for name, value in given.items():
-            if value:
-                raise errors.Unsupported(f"{name}: libpackd {_lib.text(self._ffi, self._lib.packd_version())} does not push them; "
-                                         "leave the argument out", reason="UNSUPPORTED", **self._facts())
 
     def remaining(self, samples: Iterable[Any]) -> Iterator[Any]:
         """`samples`, read from the beginning, without those that the server has from an earlier run of this stream."""
