@@ -356,8 +356,18 @@ const struct ctl_command ctl_status_command = {
 
 /* ---- top ------------------------------------------------------------------------------------- */
 
+#define LOOKS_MAX 60
+
 struct totals {
-    uint64_t pushed_tokens, served_tokens, at_ns;
+    uint64_t pushed_tokens, served_tokens, positions, at_ns;
+};
+
+/* What top remembers between looks. */
+struct looks {
+    struct totals last;
+    double
+        padding[LOOKS_MAX]; /* percent between two looks, oldest first; negative: nothing served */
+    size_t count;
 };
 
 static struct totals totals_of(const json_t *status)
@@ -367,8 +377,11 @@ static struct totals totals_of(const json_t *status)
     json_t *feed;
     json_array_foreach(json_object_get(status, "feeds"), i, feed)
     {
+        const json_t *served = json_object_get(feed, "served");
         sum.pushed_tokens += number(json_object_get(feed, "ingest"), "tokens");
-        sum.served_tokens += number(json_object_get(feed, "served"), "real");
+        sum.served_tokens += number(served, "real");
+        sum.positions += number(served, "real") + number(served, "tail") + number(served, "gap") +
+                         number(served, "row_padding");
     }
     return sum;
 }
@@ -378,10 +391,112 @@ static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
     return now > before && seconds > 0 ? (uint64_t)((double)(now - before) / seconds) : 0;
 }
 
-static int top_once(const struct ask *a, struct totals *last)
+static void remember(struct looks *looks, const struct totals *now)
+{
+    uint64_t all = now->positions - looks->last.positions,
+             real = now->served_tokens - looks->last.served_tokens;
+    bool any = looks->last.at_ns > 0 && now->positions > looks->last.positions;
+    if (looks->count == LOOKS_MAX)
+        memmove(looks->padding, looks->padding + 1, (LOOKS_MAX - 1) * sizeof *looks->padding);
+    else
+        looks->count++;
+    looks->padding[looks->count - 1] = any ? 100.0 * (double)(all - real) / (double)all : -1;
+}
+
+/* A bar for each look, from 0 to the highest (at least 1 %). */
+static void print_curve(const struct looks *looks)
+{
+    static const char *const bars[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+    double top = 1;
+    for (size_t i = 0; i < looks->count; i++)
+        top = looks->padding[i] > top ? looks->padding[i] : top;
+    for (size_t i = 0; i < looks->count; i++) {
+        size_t height = looks->padding[i] < 0 ? 0 : (size_t)(looks->padding[i] / top * 7 + 0.5);
+        fputs(looks->padding[i] < 0 ? " " : bars[height], stdout);
+    }
+}
+
+/* Whom the first rank that waits waits for; NULL: none waits. */
+static const char *first_wait(const json_t *status, uint64_t *ranks)
+{
+    const char *first = NULL;
+    size_t f, j, r;
+    json_t *feed, *job, *rank;
+    json_array_foreach(json_object_get(status, "feeds"), f, feed)
+        json_array_foreach(json_object_get(feed, "jobs"), j, job)
+            json_array_foreach(json_object_get(job, "ranks"), r, rank)
+    {
+        const json_t *waiting = json_object_get(rank, "waiting");
+        *ranks += json_is_object(waiting);
+        if (!first && json_is_object(waiting))
+            first = text(waiting, "reason");
+    }
+    return first;
+}
+
+static const char *culprit(const char *reason)
+{
+    static const struct {
+        const char *reason, *who;
+    } rows[] = {
+        {"WAIT_SAMPLES", "producers"},
+        {"WAIT_LANE", "producers: one source has nothing"},
+        {"WAIT_STREAM", "a producer that has not come"},
+        {"WAIT_ALL_STREAMS_ENDED_FEED_OPEN", "whoever ends the feed"},
+        {"WAIT_COMMIT", "a job's commit"},
+        {"WAIT_LOG_FULL", "space in the log"},
+        {"WAIT_HALTED", "an operator"},
+        {"WAIT_DIVERGED", "an operator"},
+        {"WAIT_CREDIT", "nobody: the trainer is busy"},
+    };
+    for (size_t i = 0; i < PD_COUNT_OF(rows); i++)
+        if (strcmp(rows[i].reason, reason) == 0)
+            return rows[i].who;
+    return "packd";
+}
+
+static void print_log_bar(const struct ctl *ctl, const json_t *log)
+{
+    uint64_t used = number(log, "bytes"), max = number(log, "max_bytes");
+    unsigned filled = max ? (unsigned)((double)used * 20 / (double)max + 0.5) : 0;
+    struct shown s = {0};
+    printf("  log       %s", filled > 17 ? ctl_red(ctl) : "");
+    for (unsigned i = 0; i < 20; i++)
+        fputs(i < filled ? "█" : "░", stdout);
+    printf("%s %s of %s\n", ctl_plain(ctl), bytes(&s, used), bytes(&s, max));
+}
+
+/* The picture in five lines, above the tables. */
+static void print_glance(const struct ctl *ctl, const json_t *status, struct looks *looks)
+{
+    struct totals now = totals_of(status);
+    struct shown s = {0};
+    uint64_t ranks = 0;
+    double seconds = looks->last.at_ns ? (double)(now.at_ns - looks->last.at_ns) / 1e9 : 0;
+    const char *wait = first_wait(status, &ranks);
+    remember(looks, &now);
+    double rate = looks->padding[looks->count - 1];
+    if (rate < 0)
+        printf("  padding   %s-%s         ", ctl_bold(ctl), ctl_plain(ctl));
+    else
+        printf("  padding   %s%.3f %%%s  ", ctl_bold(ctl), rate, ctl_plain(ctl));
+    print_curve(looks);
+    printf("\n  tokens    in %s/s, out %s/s\n",
+           count(&s, per_second(now.pushed_tokens, looks->last.pushed_tokens, seconds)),
+           count(&s, per_second(now.served_tokens, looks->last.served_tokens, seconds)));
+    if (wait)
+        printf("  waits     %s%" PRIu64 " %s for %s%s\n", ctl_bold(ctl), ranks,
+               ranks == 1 ? "rank waits" : "ranks wait", culprit(wait), ctl_plain(ctl));
+    else
+        printf("  waits     no rank waits\n");
+    print_log_bar(ctl, json_object_get(status, "log"));
+    printf("\n");
+    looks->last = now;
+}
+
+static int top_once(const struct ask *a, struct looks *looks)
 {
     char *json;
-    struct shown s = {0};
     int rc = ask(a, &json);
     if (rc != CTL_OK)
         return rc;
@@ -389,15 +504,10 @@ static int top_once(const struct ask *a, struct totals *last)
     if (a->ctl->json) {
         printf("%s\n", json);
     } else if (status) {
-        struct totals now = totals_of(status);
-        double seconds = last->at_ns ? (double)(now.at_ns - last->at_ns) / 1e9 : 0;
         if (isatty(STDOUT_FILENO))
             fputs("\033[H\033[J", stdout);
+        print_glance(a->ctl, status, looks);
         print_status(a->ctl, status);
-        printf("\nin %s tokens/s, out %s tokens/s\n",
-               count(&s, per_second(now.pushed_tokens, last->pushed_tokens, seconds)),
-               count(&s, per_second(now.served_tokens, last->served_tokens, seconds)));
-        *last = now;
     }
     fflush(stdout);
     json_decref(status);
@@ -420,7 +530,7 @@ static const struct option top_options[] = {{"interval", required_argument, NULL
 static int run_top(struct ctl *ctl, int argc, char **argv)
 {
     struct ask a = {.ctl = ctl};
-    struct totals last = {0};
+    struct looks looks = {0};
     int64_t interval_ms = 1000;
     uint64_t times = UINT64_MAX;
     int option;
@@ -440,7 +550,7 @@ static int run_top(struct ctl *ctl, int argc, char **argv)
         if (i > 0)
             rest(interval_ms);
         if (!ctl_stop)
-            rc = top_once(&a, &last);
+            rc = top_once(&a, &looks);
     }
     packd_admin_close(a.admin);
     return rc;
@@ -449,7 +559,7 @@ static int run_top(struct ctl *ctl, int argc, char **argv)
 const struct ctl_command ctl_top_command = {
     .name = "top",
     .arguments = "[--interval TIME] [--count N] [--feed F]",
-    .summary = "status again and again, with rates",
+    .summary = "status again and again: padding, rates, who waits for whom",
     .help =
         "  packctl top\n"
         "  packctl top --interval 5s --json >> packd.jsonl\n\n"

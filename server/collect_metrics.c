@@ -104,6 +104,8 @@ static double feed_value(const struct pd_collector *collector, uint32_t feed_ind
         return (double)feed->planner.split_samples;
     case PD_C_SKIPPED:
         return (double)feed->planner.skipped_samples;
+    case PD_C_PRUNED_SAMPLES:
+        return feed->prune ? (double)feed->prune->stats.samples : 0;
     case PD_C_TOO_LONG:
         return (double)feed->planner.rejected_samples;
     case PD_C_FEED_LOG:
@@ -147,6 +149,24 @@ static void put_streams(struct pd_metrics_writer *writer, const struct pd_reques
         put(writer, PD_C_STREAMS, labels, feed->stream_count - ended);
         snprintf(labels, sizeof labels, "feed=\"%s\",state=\"ended\"", feed->name);
         put(writer, PD_C_STREAMS, labels, ended);
+    }
+}
+
+/* Views that rules name or samples have. */
+static void put_pruned(struct pd_metrics_writer *writer, const struct pd_request_status *status)
+{
+    pd_metrics_collected(writer, PD_C_PRUNED_TOKENS);
+    for (uint32_t i = 0; i < status->feed_count; i++) {
+        const struct pd_prune_status *prune = status->feeds[i].prune;
+        uint64_t known = prune ? prune->dropped_views | prune->stats.seen_views : 0;
+        for (uint32_t view = 0; view < PD_VIEWS_MAX; view++) {
+            char labels[LABELS_BYTES];
+            if (!(known >> view & 1) || !prune->views[view][0])
+                continue;
+            snprintf(labels, sizeof labels, "feed=\"%s\",view=\"%s\"", status->feeds[i].name,
+                     prune->views[view]);
+            put(writer, PD_C_PRUNED_TOKENS, labels, (double)prune->stats.views[view].tokens);
+        }
     }
 }
 
@@ -249,8 +269,8 @@ void pd_collect_metrics(void *ctx, struct pd_metrics_writer *writer)
         PD_C_WINDOW_SAMPLES, PD_C_WINDOW_TOKENS, PD_C_WINDOW_OLDEST,    PD_C_FEED_PACKS,
         PD_C_HORIZON,        PD_C_FEED_WAITING,  PD_C_FEED_ENDED,       PD_C_FEED_HALTED,
         PD_C_LAST_INGEST,    PD_C_TRUNCATED,     PD_C_TRUNCATED_TOKENS, PD_C_SPLIT,
-        PD_C_SKIPPED,        PD_C_TOO_LONG,      PD_C_FEED_LOG,         PD_C_FEED_UNPLANNED,
-        PD_C_FEED_LOG_MAX,   PD_C_LOG_STALLED,
+        PD_C_PRUNED_SAMPLES, PD_C_SKIPPED,       PD_C_TOO_LONG,         PD_C_FEED_LOG,
+        PD_C_FEED_UNPLANNED, PD_C_FEED_LOG_MAX,  PD_C_LOG_STALLED,
     };
     static const enum pd_collected jobs[] = {
         PD_C_JOB_PLANNED,     PD_C_JOB_DELIVERED, PD_C_JOB_COMMITTED, PD_C_JOB_LAG,
@@ -261,6 +281,7 @@ void pd_collect_metrics(void *ctx, struct pd_metrics_writer *writer)
     for (size_t i = 0; i < PD_COUNT_OF(feeds); i++)
         put_feeds(writer, collector, feeds[i]);
     put_streams(writer, &collector->status);
+    put_pruned(writer, &collector->status);
     for (size_t i = 0; i < PD_COUNT_OF(jobs); i++)
         put_jobs(writer, collector, jobs[i]);
     put_gauges(writer, collector);

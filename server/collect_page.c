@@ -57,6 +57,7 @@ static json_t *wait_json(const struct pd_wait_info *info)
     set_text(wait, "for", pd_waiting_label(info->reason));
     set_text(wait, "text", waiting.text);
     set_number(wait, "since_ms", info->since_ns / 1000000u);
+    set_text(wait, "streams", info->streams);
     return wait;
 }
 

@@ -89,11 +89,11 @@ struct pd_config {
     uint64_t max_sample_bytes;        /* in force, from the next field */
     uint64_t max_sample_wanted_bytes; /* 0 = 64 MiB, or less where ingest or log carry less */
     uint32_t push_calls_max;
-    uint64_t stall_ns;
-    uint64_t drain_ns;        /* grace period of a shutdown, default 30 s */
+    _Atomic uint64_t stall_ns; /* the _Atomic ones change at run time: pd_config_reload */
+    _Atomic uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
     char validate_backend[8]; /* "auto", "cuda", "cpu", "off" */
-    double validate_fraction;
-    double validate_cpu_share;
+    _Atomic double validate_fraction;
+    _Atomic double validate_cpu_share;
     enum pd_on_violation on_violation;
     uint32_t rpc_threads;         /* 0 = one per core, at most 4 */
     uint32_t assemble_threads;    /* 0 = one per core, at most 4 */
@@ -125,6 +125,15 @@ int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
  * copies of the planner's keys); called last, may be repeated. PD_EINVAL names the keys and both
  * values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+/* Takes over into *live, which other threads read, what may change while packd runs; tells of each
+ * key whose value is another one in *fresh: `applied`, or that it needs a restart (`from` and `to`
+ * are "" for keys of many values, "feeds" among them). PD_ENOMEM. */
+typedef void pd_reload_fn(void *ctx, const char *key, const char *from, const char *to,
+                          bool applied);
+int pd_config_reload(struct pd_config *live, const struct pd_config *fresh, pd_reload_fn *tell,
+                     void *ctx) PD_MUST_CHECK;
+/* Whether pd_config_reload takes over a change of this key. */
+bool pd_config_reloads(const char *path);
 /* The effective configuration as YAML that pd_config_load accepts. PD_EIO: the stream failed. */
 int pd_config_print(const struct pd_config *config, FILE *out) PD_MUST_CHECK;
 /* Made from the key table: docs/CONFIGURATION.md; the defaults as a file with a comment to each

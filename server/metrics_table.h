@@ -19,14 +19,11 @@
 
 /* One label each: id, name, label, help. Values come from a closed set in code and are told at the
  * start (pd_metric_add_labelled with 0), so that they are exported as 0. */
-#define PD_LABELLED_COUNTERS(X)                                                           \
-    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                      \
-      "Samples refused at the door.")                                                     \
-    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                      \
-      "Violations found, by structural rule or kind of the probe's, each build counted.") \
-    X(PD_M_PRUNED_SAMPLES, "packd_pruned_samples_total", "view",                          \
-      "Samples of which a view was left out.")                                            \
-    X(PD_M_PRUNED_TOKENS, "packd_pruned_tokens_total", "view", "Tokens of views left out.")
+#define PD_LABELLED_COUNTERS(X)                                      \
+    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason", \
+      "Samples refused at the door.")                                \
+    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check", \
+      "Violations found, by structural rule or kind of the probe's, each build counted.")
 
 /* A number a feed: id, name, help. */
 #define PD_FEED_COUNTERS(X)                                                                      \
@@ -125,6 +122,10 @@
     X(PD_C_SPLIT, "packd_split_samples_total", "counter", "feed", "Samples split into parts.")     \
     X(PD_C_SKIPPED, "packd_skipped_samples_total", "counter", "feed",                              \
       "Samples left out by SkipSamples.")                                                          \
+    X(PD_C_PRUNED_SAMPLES, "packd_pruned_samples_total", "counter", "feed",                        \
+      "Samples that a pruning rule changed.")                                                      \
+    X(PD_C_PRUNED_TOKENS, "packd_pruned_tokens_total", "counter", "feed, view",                    \
+      "Tokens that pruning left out, by view.")                                                    \
     X(PD_C_TOO_LONG, "packd_too_long_samples_total", "counter", "feed",                            \
       "Samples left out because no cut makes them fit.")                                           \
     X(PD_C_FEED_LOG, "packd_feed_log_bytes", "gauge", "feed",                                      \

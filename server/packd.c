@@ -22,6 +22,7 @@
  *
  * It does not know what any part does. */
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "server/collect.h"
@@ -173,6 +174,22 @@ static void config_free(struct pd_config *config)
     free(config);
 }
 
+/* What feeds say is the sequencer's: it has taken what may change. */
+static void tell_reload(void *ctx, const char *key, const char *from, const char *to, bool applied)
+{
+    unsigned *counts = ctx;
+    bool feeds = strcmp(key, "feeds") == 0;
+    counts[applied] += !feeds;
+    if (feeds)
+        pd_log(PD_LOG_INFO, "reload_feeds",
+               "text=\"planning rules and weights are in force; other keys need a restart\"");
+    else if (applied)
+        pd_log(PD_LOG_INFO, "reload_applied", "key=%s from=%s to=%s", key, from, to);
+    else
+        pd_log(PD_LOG_WARN, "reload_ignored",
+               "key=%s from=%.200s to=%.200s text=\"needs a restart\"", key, from, to);
+}
+
 static void on_reloaded(struct pd_request *request) /* sequencer thread */
 {
     struct daemon *d = PD_CONTAINER_OF(request, struct daemon, reload.base);
@@ -182,26 +199,33 @@ static void on_reloaded(struct pd_request *request) /* sequencer thread */
 
 static void reload_failed(struct daemon *d, const struct pd_error *error)
 {
-    pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\" effect=\"all stays as it was\"",
-           error->reason, error->text);
+    pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\" now=\"as before\"", error->reason,
+           error->text);
     config_free(d->fresh);
     d->fresh = NULL;
+    pd_sdnotify("READY=1");
 }
 
+/* SIGHUP: the file is small and local, reading it does not keep the loop. Feeds come first: where the
+ * sequencer refuses theirs, nothing of the file is taken. */
 static void begin_reload(struct daemon *d)
 {
     struct pd_error error = {0};
+    char state[80];
     if (d->fresh || !d->sequencer)
         return; /* one is under way: its file may be older, so the sender asks again */
-    d->fresh = calloc(1, sizeof *d->fresh);
-    int rc = d->fresh ? pd_options_config(&d->options, d->fresh, &error)
-                      : pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "out of memory");
+    snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+             pd_clock_mono_ns() / 1000);
+    pd_sdnotify(state);
+    struct pd_config *fresh = calloc(1, sizeof *fresh);
+    int rc = fresh ? pd_options_config(&d->options, fresh, &error)
+                   : pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "out of memory");
     if (rc != 0) {
-        free(d->fresh);
-        d->fresh = NULL;
+        free(fresh);
         reload_failed(d, &error);
         return;
     }
+    d->fresh = fresh;
     d->reload = (struct pd_request_reload){.base = {.kind = PD_REQUEST_RELOAD, .done = on_reloaded},
                                            .config = d->fresh};
     rc = pd_sequencer_submit(d->sequencer, &d->reload.base);
@@ -213,18 +237,20 @@ static void begin_reload(struct daemon *d)
 
 static void end_reload(struct daemon *d)
 {
+    unsigned counts[2] = {0};
     if (d->reload.base.result != 0) {
         reload_failed(d, &d->reload.base.error);
         return;
     }
-    pd_log(
-        PD_LOG_INFO, "reloaded",
-        "feeds_changed=%u text=\"planning rules and weights of feeds; other keys act at the next "
-        "start\"",
-        d->reload.changed);
-    config_free(d->file);
+    config_free(d->file); /* the sequencer looks at the fresh one now */
     d->file = d->fresh;
     d->fresh = NULL;
+    if (pd_config_reload(&d->config, d->file, tell_reload, counts) != 0)
+        pd_log(PD_LOG_ERROR, "reload_failed", "text=\"no memory to compare it\"");
+    else
+        pd_log(PD_LOG_INFO, "reloaded", "applied=%u ignored=%u feeds_changed=%u", counts[true],
+               counts[false], d->reload.changed);
+    pd_sdnotify("READY=1");
 }
 
 static void on_signal(uv_signal_t *handle, int number)

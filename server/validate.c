@@ -393,6 +393,32 @@ static int wait_for_device(struct pd_validation *v, struct pd_error *error)
     return error->code;
 }
 
+/* With its locks; frees `v` where it fails. What failed, as errno has it. */
+static int start_thread(struct pd_validation *v)
+{
+    int failed = pthread_mutex_init(&v->lock, NULL);
+    if (failed != 0)
+        goto out_free;
+    failed = pthread_cond_init(&v->work, NULL);
+    if (failed != 0)
+        goto out_lock;
+    failed = pthread_cond_init(&v->changed, NULL);
+    if (failed != 0)
+        goto out_work;
+    failed = pthread_create(&v->thread, NULL, run, v);
+    if (failed == 0)
+        return 0;
+    destroy(v);
+    return failed;
+out_work:
+    pthread_cond_destroy(&v->work);
+out_lock:
+    pthread_mutex_destroy(&v->lock);
+out_free:
+    free(v);
+    return failed;
+}
+
 int pd_validation_start(const struct pd_config *config, struct pd_validation **result,
                         struct pd_error *error)
 {
@@ -403,14 +429,10 @@ int pd_validation_start(const struct pd_config *config, struct pd_validation **r
     v->config = config;
     v->started_ns = pd_clock_mono_ns();
     pd_list_init(&v->jobs);
-    PD_CHECK(pthread_mutex_init(&v->lock, NULL) == 0 && pthread_cond_init(&v->work, NULL) == 0 &&
-             pthread_cond_init(&v->changed, NULL) == 0);
-    int failed = pthread_create(&v->thread, NULL, run, v);
-    if (failed != 0) {
-        destroy(v);
+    int failed = start_thread(v);
+    if (failed != 0)
         return pd_error_set(error, PD_EIO, "THREAD", "the validate thread cannot be started: %s",
                             strerror(failed));
-    }
     int rc = wait_for_device(v, error);
     if (rc != 0) {
         pd_validation_stop(v);

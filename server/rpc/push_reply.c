@@ -84,8 +84,10 @@ static const char *throttle_word(Packd__V1__LogState why)
 void push_note_throttled(struct push *push)
 {
     uint64_t now_ns = pd_clock_mono_ns();
-    bool throttled = push->why != PACKD__V1__LOG_STATE__LOG_OK && !push->half_closed &&
-                     pd_credit_is_short(&push->credit, push_rest(push));
+    const struct pd_credit *credit = &push->credit;
+    bool short_of =
+        credit->granted_bytes == credit->used_bytes || pd_credit_is_short(credit, push_rest(push));
+    bool throttled = push->why != PACKD__V1__LOG_STATE__LOG_OK && !push->half_closed && short_of;
 
     if (throttled && push->throttled_since_ns > 0)
         pd_metric_add_set(PD_S_THROTTLED, push->feed_index, throttle_word(push->why),
@@ -175,7 +177,8 @@ static void send_reject(struct push *push, const struct append *append,
 
     reject.seq = append->first_seq + item->index;
     reject.reason = (char *)pd_door_reason_name(item->reason);
-    reject.detail = (char *)pd_door_reject_text(&append->rejects, item, &push->rules, text, sizeof(text));
+    reject.detail =
+        (char *)pd_door_reject_text(&append->rejects, item, &push->rules, text, sizeof(text));
     reject.count = item->count;
     push->rejected += item->count;
     pd_metric_add_labelled(PD_M_INGEST_REJECTED, reject.reason, item->count);

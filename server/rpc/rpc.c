@@ -307,26 +307,50 @@ static void on_server_down(struct pd_tag *tag, bool ok)
     pthread_mutex_unlock(&rpc->lock);
 }
 
-static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
+/* The condition goes by the monotonic clock. Nothing is left where it fails. */
+static bool init_locks(struct pd_rpc *rpc)
 {
-    const struct pd_config *config = options->config;
-    struct pd_rpc *rpc = calloc(1, sizeof(*rpc));
     pthread_condattr_t attributes;
 
-    if (!rpc)
+    if (pthread_condattr_init(&attributes) != 0)
+        return false;
+    bool made = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 &&
+                pthread_cond_init(&rpc->changed, &attributes) == 0;
+    (void)pthread_condattr_destroy(&attributes);
+    if (!made)
+        return false;
+    if (pthread_mutex_init(&rpc->lock, NULL) == 0)
+        return true;
+    (void)pthread_cond_destroy(&rpc->changed);
+    return false;
+}
+
+static bool init_rpc(struct pd_rpc *rpc, const struct pd_config *config)
+{
+    if (!init_locks(rpc))
+        return false;
+    if (pd_credit_pool_init(&rpc->credit, config->memory_ingest_bytes,
+                            config->push_calls_max > 0 ? config->push_calls_max : 1,
+                            config->max_sample_bytes) == 0)
+        return true;
+    (void)pthread_cond_destroy(&rpc->changed);
+    (void)pthread_mutex_destroy(&rpc->lock);
+    return false;
+}
+
+static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
+{
+    struct pd_rpc *rpc = calloc(1, sizeof(*rpc));
+
+    if (!rpc || !init_rpc(rpc, options->config)) {
+        free(rpc);
         return NULL;
+    }
     rpc->options = *options;
     rpc->on_shutdown.done = on_server_down;
     rpc->started_wall_ns = pd_clock_wall_ns();
     if (getrandom(&rpc->incarnation, sizeof(rpc->incarnation), 0) != sizeof(rpc->incarnation))
         rpc->incarnation = rpc->started_wall_ns;
-    PD_CHECK(pthread_mutex_init(&rpc->lock, NULL) == 0 && pthread_condattr_init(&attributes) == 0);
-    PD_CHECK(pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0);
-    PD_CHECK(pthread_cond_init(&rpc->changed, &attributes) == 0);
-    (void)pthread_condattr_destroy(&attributes);
-    PD_CHECK(pd_credit_pool_init(&rpc->credit, config->memory_ingest_bytes,
-                                 config->push_calls_max > 0 ? config->push_calls_max : 1,
-                                 config->max_sample_bytes) == 0);
     return rpc;
 }
 

@@ -278,7 +278,7 @@ class ControlTest(unittest.TestCase):
             self.hup(packd, {**changed, "seq_len": 128}, "reload_failed reason=FIXED_KEY")
             self.hup(packd, {**changed, "window": 0}, "reload_failed reason=")
             self.assertGreater(self.mix(packd, web=1, code=2).record, 0)
-            self.hup(packd, changed, "reloaded feeds_changed=1")
+            self.hup(packd, changed, "reloaded applied=0 ignored=0 feeds_changed=1")
             self.assertEqual(self.mix(packd, web=2, code=5).record, 0)
             packd.kill()
             packd.start()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -161,6 +162,84 @@ class LifecycleTest(unittest.TestCase):
         keys = [k for b in after for k, _ in b.samples()]
         self.assertEqual(sorted(keys), [("a", i, 0) for i in range(220)])
         packd.stop()
+
+    def test_sighup_reloads_what_it_can(self):
+        packd = harness.Daemon(feeds=[FEED], extra={"drain": "7s", "validate": {"fraction": 0.5}})
+        packd.start()
+
+        def reload(config):
+            with open(os.path.join(packd.directory, "packd.yaml"), "w") as file:
+                file.write(config if isinstance(config, str) else json.dumps(config))
+            before = packd.log().count(" reloaded ") + packd.log().count(" reload_failed ")
+            packd.process.send_signal(signal.SIGHUP)
+            harness.wait_for("the reload", lambda: packd.log().count(" reloaded ") + packd.log().count(" reload_failed ") > before)
+            return [line for line in packd.log().splitlines() if " reload" in line]
+
+        lines = reload({"feeds": [{**FEED, "window": 64}], "drain": "9s", "validate": {"fraction": 0.25}, "memory": {"batches": "2GiB"}})
+        said = {tuple(word for word in line.split()[2:4]) for line in lines}
+        self.assertEqual(said, {("reload_feeds", 'text="planning'), ("reload_applied", "key=drain"), ("reload_applied", "key=validate.fraction"),
+                                ("reload_ignored", "key=memory.batches"), ("reloaded", "applied=2")})
+        self.assertEqual(packd.status()["validator"]["fraction"], 0.25)
+        lines = reload("feeds: [\n")
+        self.assertIn("reload_failed", lines[-1])
+        self.assertEqual(packd.status()["validator"]["fraction"], 0.25)
+        self.assertEqual(packd.http("/readyz")[0], 200)
+        packd.stop()
+        self.assertIn("why=SIGTERM grace_s=9", packd.log())
+
+    def test_sigterm_at_any_moment_of_the_start(self):
+        """From the first instruction of main on, an early SIGTERM ends the daemon as a later one does."""
+        for delay in range(0, 30, 3):
+            packd = harness.Daemon(feeds=[FEED])
+            config = os.path.join(packd.directory, "packd.yaml")
+            with open(config, "w") as file:
+                json.dump(packd.config, file)
+            process = subprocess.Popen([harness.PACKD, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
+                                        os.path.join(packd.directory, "data")], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+            def held():  # back for later, or caught already
+                with open(f"/proc/{process.pid}/status") as file:
+                    masks = re.findall(r"Sig(?:Blk|Cgt):\s+(\w+)", file.read())
+                return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
+            harness.wait_for("main has begun", lambda: held() or process.poll() is not None)
+            threading.Event().wait(delay / 1000)
+            process.send_signal(signal.SIGTERM)
+            text = process.communicate(timeout=harness.DEADLINE_S)[1]
+            self.assertEqual(process.returncode, 0, f"after {delay} ms: {text}")
+            self.assertIn("stopped", text)
+
+    def test_second_sigterm_is_fast(self):
+        packd = harness.Daemon(feeds=[FEED], extra={"drain": "60s"})
+        packd.start()
+        push = peer.Push(packd.address, stream="a")
+        push.welcome()
+        fetch = peer.Fetch(packd.address, peer.open_job(packd.address))
+        fetch.next_message()
+        process = packd.process
+        process.send_signal(signal.SIGTERM)
+        harness.wait_for("stopping", lambda: "stopping" in packd.log())
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        self.assertIn(process.wait(20), (0, 1))
+        packd.process = None
+        packd.start()
+        packd.stop()
+        push.channel.close()
+        fetch.channel.close()
+
+    def test_health_follows_the_truth(self):
+        def health(packd, service=""):
+            with peer.channel(packd.address) as channel:
+                call = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=lambda b: b, response_deserializer=lambda b: b)
+                return call(b"\n" + bytes([len(service)]) + service.encode() if service else b"", timeout=20)
+        with harness.Daemon(feeds=[FEED]) as packd:
+            self.assertEqual(health(packd), b"\x08\x01")
+            self.assertEqual(packd.http("/healthz")[0], 200)
+            packd.packctl("drain")
+            self.assertEqual(packd.http("/readyz")[1], "draining\n")
+            harness.wait_for("NOT_SERVING", lambda: health(packd, "packd.v1.Feed") == b"\x08\x02")
+            self.assertEqual(packd.http("/livez")[0], 200)
+            harness.wait_for("the page", lambda: json.loads(packd.http("/status.json")[1])["readiness"] == "draining")
 
     def test_drain(self):
         with harness.Daemon(feeds=[FEED]) as packd:

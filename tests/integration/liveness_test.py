@@ -153,7 +153,7 @@ class LivenessTest(unittest.TestCase):
             trainer = Trainer(packd)
             trainer.steps(2 * LOG // (P * 2048 * 4))
             self.assertIn("log_full_flush", packd.log())
-            self.assertGreater(packd.metrics()["packd_log_full_flushes_total"], 0)
+            self.assertGreater(packd.metrics()['packd_log_full_flushes_total{feed="default"}'], 0)
             trainer.fetch.close()
             producer.stop(self)
 
@@ -199,7 +199,7 @@ class LivenessTest(unittest.TestCase):
             gone = next(job for job in feed_of(packd)["jobs"] if job["name"] == "gone")
             self.assertTrue(gone["released"])
             self.assertIn("job_released", packd.log())
-            self.assertEqual(packd.metrics()["packd_jobs_released_total"], 1)
+            self.assertEqual(packd.metrics()['packd_jobs_released_total{feed="default"}'], 1)
             trainer.fetch.close()
             producer.stop(self)
 

@@ -197,7 +197,7 @@ static void *add_many(void *arg)
         char label[16];
         snprintf(label, sizeof label, "c%d", i % 10);
         pd_metric_add(PD_M_COMMITS, 1);
-        pd_metric_add_labelled(PD_M_PRUNED_TOKENS, label, 1);
+        pd_metric_add_labelled(PD_M_INGEST_REJECTED, label, 1);
         pd_metric_observe(PD_M_CHECK_SECONDS, 1000);
         pd_metric_heartbeat("worker");
     }
@@ -216,7 +216,7 @@ static void test_threads(void **state)
     char *text = rendered(false);
     for (int i = 0; i < 10; i++) {
         char line[64];
-        snprintf(line, sizeof line, "packd_pruned_tokens_total{view=\"c%d\"} 8000\n", i);
+        snprintf(line, sizeof line, "packd_ingest_rejected_total{reason=\"c%d\"} 8000\n", i);
         has(text, line);
     }
     has(text, "packd_validation_duration_seconds_count 80000\n");

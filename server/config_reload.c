@@ -1,0 +1,88 @@
+/* What of a changed configuration takes effect while packd runs.
+ *
+ * Place in the flow: SIGHUP, on the main thread, with a fresh configuration that has been checked as
+ * at start. Only keys that each reader looks up anew whenever it needs them are taken over; their
+ * members are atomic. All others are compared, and named where they differ, so that nobody believes
+ * in a change that has no effect. */
+#include "server/config_keys.h"
+
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_MAX 4096
+
+static const char *const reloaded[] = {"drain", "limits.stall", "validate.fraction",
+                                       "validate.cpu_share"};
+
+bool pd_config_reloads(const char *path)
+{
+    for (size_t i = 0; i < PD_COUNT_OF(reloaded); i++)
+        if (strcmp(reloaded[i], path) == 0)
+            return true;
+    return false;
+}
+
+static void compare_scalar(const struct pd_key *key, const struct pd_config *live,
+                           const struct pd_config *fresh, pd_reload_fn *tell, void *ctx)
+{
+    char from[TEXT_MAX], to[TEXT_MAX];
+    pd_key_text(key, live, from, sizeof from);
+    pd_key_text(key, fresh, to, sizeof to);
+    if (strcmp(from, to) != 0)
+        tell(ctx, key->path, from, to, pd_config_reloads(key->path));
+}
+
+static bool listens_alike(const struct pd_config *live, const struct pd_config *fresh)
+{
+    bool alike = live->listen_count == fresh->listen_count;
+    for (uint32_t i = 0; alike && i < live->listen_count; i++)
+        alike = strcmp(live->listen[i], fresh->listen[i]) == 0;
+    return alike;
+}
+
+/* The printed feeds; owned by the caller. NULL: no memory. */
+static char *feeds_text(const struct pd_config *config)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    int rc = out ? pd_config_print(config, out) : PD_ENOMEM;
+    if (out && fclose(out) != 0)
+        rc = PD_ENOMEM;
+    char *feeds = rc == 0 ? strstr(text, "\nfeeds:") : NULL;
+    char *copy = feeds ? strdup(feeds) : NULL;
+    free(text);
+    return copy;
+}
+
+static int compare_feeds(const struct pd_config *live, const struct pd_config *fresh,
+                         pd_reload_fn *tell, void *ctx)
+{
+    char *from = feeds_text(live), *to = feeds_text(fresh);
+    int rc = from && to ? 0 : PD_ENOMEM;
+    if (rc == 0 && strcmp(from, to) != 0)
+        tell(ctx, "feeds", "", "", false);
+    free(from);
+    free(to);
+    return rc;
+}
+
+int pd_config_reload(struct pd_config *live, const struct pd_config *fresh, pd_reload_fn *tell,
+                     void *ctx)
+{
+    int rc = compare_feeds(live, fresh, tell, ctx);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; i < pd_top_keys.count; i++)
+        if (pd_key_is_scalar(&pd_top_keys.keys[i]))
+            compare_scalar(&pd_top_keys.keys[i], live, fresh, tell, ctx);
+    if (!listens_alike(live, fresh))
+        tell(ctx, "listen", "", "", false);
+    live->drain_ns = fresh->drain_ns;
+    live->stall_ns = fresh->stall_ns;
+    live->validate_fraction = fresh->validate_fraction;
+    live->validate_cpu_share = fresh->validate_cpu_share;
+    return 0;
+}
