@@ -3,6 +3,7 @@
  * No thread and no state but the channel; every call may come from any thread. */
 #include "client/lib_conn.h"
 #include "client/lib_error.h"
+#include "client/lib_tls.h"
 #include "client/lib_json.h"
 
 #include "base/check.h"
@@ -24,10 +25,13 @@ struct packd_admin {
 int packd_admin_open(const struct packd_admin_options *options, struct packd_admin **out,
                      struct packd_error *error)
 {
+    int rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
+                          error);
+    if (rc != 0)
+        return rc;
     struct packd_admin *admin = calloc(1, sizeof *admin);
     if (admin)
-        admin->channel = pd_channel_new(options->server ? options->server : PACKD_DEFAULT_SERVER,
-                                        options->token);
+        admin->channel = pd_channel_new(options->server, options->token, &options->tls);
     if (!admin || !admin->channel) {
         free(admin);
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory for a connection");

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/name.h"
 #include "client/lib_error.h"
+#include "client/lib_tls.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -58,7 +59,8 @@ static bool copy_options(struct packd_job *job, const struct packd_job_options *
     char self[160];
     job->options = *o;
     struct packd_job_options *c = &job->options;
-    c->server = pd_conn_copy(o->server, PACKD_DEFAULT_SERVER);
+    c->server = pd_conn_copy(pd_option_or_env(o->server, "PACKD_SERVER", NULL),
+                             PACKD_DEFAULT_SERVER);
     c->token = o->token ? strdup(o->token) : NULL;
     c->feed = pd_conn_copy(o->feed, "default");
     c->job = pd_conn_copy(o->job, "");
@@ -110,7 +112,7 @@ static struct packd_job *job_new(const struct packd_job_options *o)
     bool ok = copy_options(job, o);
     struct pd_pool_memory memory = {o->memory_alloc, o->memory_free, o->memory_ctx};
     job->pool = ok ? pd_pool_new(&memory, job->options.prefetch_batches + 1) : NULL;
-    job->channel = job->pool ? pd_channel_new(job->options.server, o->token) : NULL;
+    job->channel = job->pool ? pd_channel_new(job->options.server, o->token, &o->tls) : NULL;
     if (job->channel)
         return job;
     job_free(job);
@@ -121,6 +123,9 @@ int packd_job_open(const struct packd_job_options *options, struct packd_job **o
                    struct packd_error *error)
 {
     int rc = check_options(options, error);
+    if (rc == 0)
+        rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
+                          error);
     if (rc != 0)
         return rc;
     struct packd_job *job = job_new(options);

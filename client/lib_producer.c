@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/name.h"
 #include "client/lib_error.h"
+#include "client/lib_tls.h"
 #include "proto/packd.pb-c.h"
 
 #include <inttypes.h>
@@ -79,8 +80,7 @@ static bool copy_options(struct packd_producer *p, const struct packd_producer_o
     p->tokenizer_digest_bytes = options->tokenizer_digest_bytes;
     p->tokenizer_digest = malloc(options->tokenizer_digest_bytes + 1);
     p->rejects = calloc(PD_REJECTS_MAX, sizeof *p->rejects);
-    p->channel =
-        pd_channel_new(options->server ? options->server : PACKD_DEFAULT_SERVER, options->token);
+    p->channel = pd_channel_new(options->server, options->token, &options->tls);
     if (!p->feed || !p->stream || !p->source || !p->producer || !p->content_id ||
         !p->tokenizer_digest || !p->rejects || !p->channel)
         return false;
@@ -208,6 +208,9 @@ int packd_producer_open(const struct packd_producer_options *options, struct pac
                         struct packd_error *error)
 {
     int rc = check_options(options, error);
+    if (rc == 0)
+        rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
+                          error);
     if (rc != 0)
         return rc;
     struct packd_producer *p = producer_new(options);

@@ -1,6 +1,6 @@
 /* Channels, status and unary calls on gRPC C core.
  *
- * One channel per object of the library, created lazily connected, with an insecure transport and a
+ * One channel per object of the library, created lazily connected, plain or with TLS, and with a
  * bearer token where the caller has one. Every unary call has a completion queue of its own (65 us,
  * next to a network round trip), so any thread may make one. Retries are the caller's: gRPC's own
  * are off, as it would buffer requests for them. */
@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "client/lib_conn.h"
 #include "client/lib_error.h"
+#include "client/lib_tls.h"
 #include "proto/packd.pb-c.h"
 
 #include <stdio.h>
@@ -47,7 +48,24 @@ const char *pd_rpc_status_name(int grpc_code)
     return names[grpc_code];
 }
 
-static grpc_channel *channel_create(const char *server)
+/* NULL fields stay out; a file that vanished since it was checked makes the handshake fail. */
+static grpc_channel_credentials *credentials_create(const struct packd_tls *tls, const char *server)
+{
+    if (!pd_tls_is_on(tls, server))
+        return grpc_insecure_credentials_create();
+    char *ca = tls->ca ? pd_tls_read(tls->ca) : NULL;
+    char *cert = tls->cert ? pd_tls_read(tls->cert) : NULL;
+    char *key = tls->key ? pd_tls_read(tls->key) : NULL;
+    grpc_ssl_pem_key_cert_pair pair = {.private_key = key, .cert_chain = cert};
+    grpc_channel_credentials *credentials =
+        grpc_ssl_credentials_create(ca, cert && key ? &pair : NULL, NULL, NULL);
+    free(ca);
+    free(cert);
+    free(key);
+    return credentials ? credentials : grpc_insecure_credentials_create();
+}
+
+static grpc_channel *channel_create(const char *server, const struct packd_tls *tls)
 {
     /* Pings find a dead peer on an idle connection; the server allows one every 10 s. The proxy of
      * the environment is for the internet, not for a daemon of the cluster. */
@@ -65,19 +83,26 @@ static grpc_channel *channel_create(const char *server)
         {.type = GRPC_ARG_INTEGER,
          .key = GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
          .value.integer = 4 << 20},
+        {.type = GRPC_ARG_STRING,
+         .key = GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+         .value.string = (char *)tls->server_name},
     };
-    const grpc_channel_args list = {PD_COUNT_OF(args), args};
-    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    const grpc_channel_args list = {PD_COUNT_OF(args) - (tls->server_name ? 0 : 1), args};
+    grpc_channel_credentials *credentials = credentials_create(tls, server);
     grpc_channel *channel = grpc_channel_create(server, credentials, &list);
     grpc_channel_credentials_release(credentials);
     return channel;
 }
 
-struct pd_channel *pd_channel_new(const char *server, const char *token)
+struct pd_channel *pd_channel_new(const char *server, const char *token,
+                                  const struct packd_tls *tls)
 {
     struct pd_channel *channel = calloc(1, sizeof *channel);
     if (!channel)
         return NULL;
+    struct packd_tls resolved = pd_tls_resolve(tls);
+    server = pd_option_or_env(server, "PACKD_SERVER", PACKD_DEFAULT_SERVER);
+    token = pd_option_or_env(token, "PACKD_TOKEN", NULL);
     channel->server = strdup(server);
     if (token && asprintf(&channel->authorization, "Bearer %s", token) < 0)
         channel->authorization = NULL;
@@ -90,7 +115,7 @@ struct pd_channel *pd_channel_new(const char *server, const char *token)
     pthread_mutex_init(&channel->lock, NULL);
     pd_cond_init(&channel->cancel);
     grpc_init();
-    channel->channel = channel_create(server);
+    channel->channel = channel_create(server, &resolved);
     return channel;
 }
 

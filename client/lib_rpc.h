@@ -19,8 +19,10 @@ const char *pd_rpc_status_name(int grpc_code);
 
 struct pd_channel;
 
-/* Connects lazily. NULL: out of memory. Counts gRPC's users: free must follow. */
-struct pd_channel *pd_channel_new(const char *server, const char *token);
+/* Connects lazily; the environment stands behind options that are NULL. The TLS files were checked
+ * before (pd_tls_check). NULL: out of memory. Counts gRPC's users: free must follow. */
+struct pd_channel *pd_channel_new(const char *server, const char *token,
+                                  const struct packd_tls *tls);
 void pd_channel_free(struct pd_channel *channel);
 const char *pd_channel_server(const struct pd_channel *channel);
 /* Ends the unary calls that run now, and those begun later, with PACKD_ECANCELED. Any thread. */

@@ -420,7 +420,8 @@ static void print_overview(FILE *out)
         fprintf(out, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(out,
             "\n`packctl COMMAND --help` shows examples and options.\n"
-            "Environment: PACKD_SERVER (address), PACKD_TOKEN (bearer token), NO_COLOR.\n"
+            "Environment: PACKD_SERVER (address), PACKD_TOKEN (bearer token), PACKD_TLS=1,\n"
+            "PACKD_CA, PACKD_CERT, PACKD_KEY (PEM files), PACKD_TLS_NAME, NO_COLOR.\n"
             "Exit codes: 0 success, 1 refused or found wrong, 2 usage, 3 input or output file,\n"
             "4 no answer in time, 5 damaged data, 130 interrupted.\n");
 }

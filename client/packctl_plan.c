@@ -35,6 +35,36 @@ static bool progress_due(struct ctl_plan *plan)
     return true;
 }
 
+/* Room for the tokens of each view that is told by name alone. */
+static bool grow_views(struct ctl_plan *plan, size_t capacity)
+{
+    for (uint32_t v = 0; v < plan->options.view_count; v++) {
+        if (!plan->view_by_name[v])
+            continue;
+        uint32_t *tokens = realloc(plan->view_tokens[v], capacity * sizeof *tokens);
+        if (!tokens) {
+            ctl_message("%s: too many samples for the memory, after %zu", plan->path, plan->count);
+            return false;
+        }
+        plan->view_tokens[v] = tokens;
+        memset(tokens + plan->capacity, 0, (capacity - plan->capacity) * sizeof *tokens);
+    }
+    return true;
+}
+
+/* The newest sample's tokens of the views by name. */
+static void add_spans(struct ctl_plan *plan, const struct packd_sample *sample)
+{
+    for (uint32_t v = 0; v < plan->options.view_count && plan->count > 0; v++)
+        for (size_t i = 0; plan->view_by_name[v] && i < sample->span_count; i++) {
+            const char *view = sample->spans[i].view ? sample->spans[i].view : "default";
+            if (strcmp(view, plan->view_names[v]) != 0)
+                continue;
+            plan->view_tokens[v][plan->count - 1] += sample->spans[i].length;
+            plan->view_seen[v] = true;
+        }
+}
+
 static int add_length(struct ctl_plan *plan, uint64_t length)
 {
     char samples[32];
@@ -53,6 +83,8 @@ static int add_length(struct ctl_plan *plan, uint64_t length)
             return CTL_INPUT;
         }
         plan->lengths = lengths;
+        if (!grow_views(plan, capacity))
+            return CTL_INPUT;
         plan->capacity = capacity;
     }
     plan->lengths[plan->count++] = (uint32_t)length;
@@ -135,7 +167,8 @@ static int read_samples(struct ctl_plan *plan)
         return ctl_error(plan->ctl, &error);
     int result = CTL_OK;
     while (result == CTL_OK && (rc = pd_input_next(input, &sample, &error)) == 1)
-        result = add_length(plan, sample.count);
+        if ((result = add_length(plan, sample.count)) == CTL_OK && sample.count > 0)
+            add_spans(plan, &sample);
     const struct pd_reader_counts *counts = pd_input_counts(input);
     plan->empty += counts->empty_samples;
     if (counts->bad > 0)
@@ -230,7 +263,7 @@ static int open_assignment(struct ctl_plan *plan)
     return CTL_INPUT;
 }
 
-/* What was not written whole is taken away. */
+/* A file that was not written whole is taken away. */
 static int close_assignment(struct ctl_plan *plan, bool whole)
 {
     bool ok = !ferror(plan->assign);
@@ -240,7 +273,9 @@ static int close_assignment(struct ctl_plan *plan, bool whole)
         return CTL_OK;
     if (whole)
         ctl_message("%s: %s", plan->assign_path, strerror(errno));
-    unlink(plan->assign_path);
+    struct stat info;
+    if (stat(plan->assign_path, &info) == 0 && S_ISREG(info.st_mode)) /* never a device */
+        unlink(plan->assign_path);
     return CTL_INPUT;
 }
 
@@ -267,6 +302,11 @@ static int work_out(struct ctl_plan *plan)
     }
     if (result != CTL_OK)
         return result;
+    for (uint32_t v = 0; v < plan->options.view_count; v++) {
+        plan->options.view_tokens[v] = plan->view_tokens[v];
+        if (plan->view_by_name[v] && !plan->view_seen[v])
+            ctl_message("--drop-view %s: no sample has a span of this view", plan->view_names[v]);
+    }
     int rc = pd_report_make(&plan->options, plan->lengths, plan->count, &plan->report, &error);
     ctl_progress(plan->ctl, "%s", "");
     if (plan->assign)
@@ -363,26 +403,29 @@ static bool read_percent(const char *text, uint32_t *ppm)
     return *text == '%' && digits > 0 && decimals == 4 && value > 0 && value <= PD_PPM;
 }
 
-/* NAME=25% or NAME=256 (tokens a sample). */
+/* NAME (its spans in the input), NAME=25% or NAME=256 (tokens a sample). */
 static void add_view(struct ctl_plan *plan, const char *text)
 {
     uint32_t at = plan->options.view_count;
     const char *equals = strchr(text, '=');
-    size_t name = equals ? (size_t)(equals - text) : 0;
+    size_t name = equals ? (size_t)(equals - text) : strlen(text);
     if (at == PD_REPORT_VIEWS_MAX || name == 0 || name > CTL_VIEW_NAME_MAX) {
-        ctl_message("--drop-view %s: expected NAME=25%% or NAME=TOKENS, at most %d times", text,
-                    PD_REPORT_VIEWS_MAX);
+        ctl_message("--drop-view %s: expected NAME, NAME=25%% or NAME=TOKENS, at most %d times",
+                    text, PD_REPORT_VIEWS_MAX);
         exit(CTL_USAGE);
     }
     snprintf(plan->view_names[at], sizeof plan->view_names[at], "%.*s", (int)name, text);
     struct pd_view_drop *view = &plan->options.views[at];
+    plan->view_by_name[at] = !equals;
+    plan->options.view_count++;
+    if (!equals)
+        return;
     if (ends_with(text, "%") && !read_percent(equals + 1, &view->share_ppm)) {
         ctl_message("--drop-view %s: expected a share above 0 %% and up to 100 %%", text);
         exit(CTL_USAGE);
     }
     if (!ends_with(text, "%"))
         view->tokens = (uint32_t)ctl_number("drop-view", equals + 1, 1, LENGTH_MOST);
-    plan->options.view_count++;
 }
 
 enum {
@@ -529,6 +572,8 @@ static int run_plan(struct ctl *ctl, int argc, char **argv)
     if (rc == CTL_OK)
         rc = plan_all(&plan);
     free(plan.lengths);
+    for (uint32_t v = 0; v < PD_REPORT_VIEWS_MAX; v++)
+        free(plan.view_tokens[v]);
     return rc;
 }
 
@@ -537,27 +582,29 @@ const struct ctl_command ctl_plan_command = {
     .arguments = "[--seq-len L] [--window W] [--align A] [--dp-size N --rows K] "
                  "[--assign FILE] FILE",
     .summary = "would packing pay? what it saves, from lengths alone (no server)",
-    .help = "  packctl plan lengths.txt                          one length a line\n"
-            "  packctl plan notes.jsonl --seq-len 8192           anything that push accepts\n"
-            "  packctl plan notes.jsonl --hidden 4096 --layers 32 --dp-size 64\n"
-            "  packctl plan robot.txt --drop-view wrist=25%      what dropping a view would cut\n"
-            "\n"
-            "  --seq-len L       positions a pack (4096)\n"
-            "  --window W        samples the planner chooses from (1024)\n"
-            "  --align A         each segment's slot is a multiple of this (1)\n"
-            "  --over-length P   reject (default), keep_head, keep_tail or split\n"
-            "  --dp-size N       data-parallel ranks, for the balance of a step (8)\n"
-            "  --rows K          packs of one rank in a micro-step (1)\n"
-            "  --accum M         micro-steps of a step (1)\n"
-            "  --seed S          of balance: cost (0)\n"
-            "  --hidden H        the model's hidden size: alpha 6 H, beta 1\n"
-            "  --layers N        its layers, for operations in all\n"
-            "  --alpha A --beta B  cost of a token and of a pair of tokens (24576, 1)\n"
-            "  --drop-view V=X   V is X tokens, or X% of the tokens, of each sample; repeatable\n"
-            "  --assign FILE     write who goes where: pack, sample, part, offset, length\n"
-            "  --strategy S      of --assign: none, sequential, best_fit, ffd, bfd, exact\n"
-            "  --lengths         FILE holds lengths, whatever its first line looks like\n"
-            "  --field NAME      of JSON records, as with push\n"
-            "  --skip-bad        leave bad records out\n",
+    .help =
+        "  packctl plan lengths.txt                          one length a line\n"
+        "  packctl plan notes.jsonl --seq-len 8192           anything that push accepts\n"
+        "  packctl plan notes.jsonl --hidden 4096 --layers 32 --dp-size 64\n"
+        "  packctl plan robot.txt --drop-view wrist=25%      what dropping a view would cut\n"
+        "\n"
+        "  --seq-len L       positions a pack (4096)\n"
+        "  --window W        samples the planner chooses from (1024)\n"
+        "  --align A         each segment's slot is a multiple of this (1)\n"
+        "  --over-length P   reject (default), keep_head, keep_tail or split\n"
+        "  --dp-size N       data-parallel ranks, for the balance of a step (8)\n"
+        "  --rows K          packs of one rank in a micro-step (1)\n"
+        "  --accum M         micro-steps of a step (1)\n"
+        "  --seed S          of balance: cost (0)\n"
+        "  --hidden H        the model's hidden size: alpha 6 H, beta 1\n"
+        "  --layers N        its layers, for operations in all\n"
+        "  --alpha A --beta B  cost of a token and of a pair of tokens (24576, 1)\n"
+        "  --drop-view V[=X] without V: the tokens of its spans in the input; or X tokens, or X%\n"
+        "                    of the tokens, of each sample; repeatable\n"
+        "  --assign FILE     write who goes where: pack, sample, part, offset, length\n"
+        "  --strategy S      of --assign: none, sequential, best_fit, ffd, bfd, exact\n"
+        "  --lengths         FILE holds lengths, whatever its first line looks like\n"
+        "  --field NAME      of JSON records, as with push\n"
+        "  --skip-bad        leave bad records out\n",
     .run = run_plan,
 };

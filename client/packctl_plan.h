@@ -13,6 +13,9 @@ struct ctl_plan {
     bool skip_bad, lengths_only;
     uint32_t hidden, layers; /* 0: not given */
     char view_names[PD_REPORT_VIEWS_MAX][CTL_VIEW_NAME_MAX + 1];
+    bool view_by_name[PD_REPORT_VIEWS_MAX]; /* what it takes stands in the samples' spans */
+    bool view_seen[PD_REPORT_VIEWS_MAX];
+    uint32_t *view_tokens[PD_REPORT_VIEWS_MAX]; /* per sample, of those by name */
     struct pd_report_options options;
     uint32_t *lengths; /* owned */
     size_t count, capacity;

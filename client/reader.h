@@ -8,7 +8,7 @@
  *   NAME.gz             like NAME
  *
  * A UTF-8 byte order mark in front of JSON is passed over. A record holds `tokens` or `input_ids` (integers), optionally labels, loss_mask, weight, key, group,
- * version; or text, which becomes its UTF-8 bytes. Reads through one growing line buffer; a .json
+ * version, spans (objects with view, offset, length, patches, grid_t, grid_h, grid_w); or text, which becomes its UTF-8 bytes. Reads through one growing line buffer; a .json
  * array is held in memory whole. One thread. */
 #ifndef PD_CLIENT_READER_H
 #define PD_CLIENT_READER_H

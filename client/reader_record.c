@@ -240,6 +240,67 @@ static int take_numbers(const json_t *object, struct packd_sample *sample,
     return 0;
 }
 
+static int take_span_number(const json_t *span, const char *name, uint32_t lowest, uint32_t *to,
+                            struct packd_error *error)
+{
+    const json_t *value = json_object_get(span, name);
+    json_int_t number = value ? json_integer_value(value) : 0;
+    if ((value && !json_is_integer(value)) || number < lowest || number > INT32_MAX)
+        return bad(error, "%s of a span is %s: expected an integer of at least %u", name,
+                   type_name(value), lowest);
+    *to = (uint32_t)number;
+    return 0;
+}
+
+static int take_span(struct pd_record *record, size_t i, const json_t *from,
+                     struct packd_error *error)
+{
+    const json_t *view = json_object_get(from, "view");
+    struct packd_span *span = &record->spans[i];
+    *span = (struct packd_span){0};
+    if (!json_is_object(from) || (view && !json_is_string(view)) ||
+        (view && json_string_length(view) >= PD_RECORD_NAME_MAX))
+        return bad(error,
+                   "spans[%zu] is %s: expected {\"view\": \"name\", \"offset\": 0, "
+                   "\"length\": 1, ...}",
+                   i, type_name(from));
+    if (view) {
+        snprintf(record->views[i], sizeof record->views[i], "%s", json_string_value(view));
+        span->view = record->views[i];
+    }
+    const struct {
+        const char *name;
+        uint32_t lowest, *to;
+    } numbers[] = {{"offset", 0, &span->offset},   {"length", 1, &span->length},
+                   {"patches", 0, &span->patches}, {"grid_t", 0, &span->grid_t},
+                   {"grid_h", 0, &span->grid_h},   {"grid_w", 0, &span->grid_w}};
+    for (size_t k = 0; k < PD_COUNT_OF(numbers); k++) {
+        int rc = take_span_number(from, numbers[k].name, numbers[k].lowest, numbers[k].to, error);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* Media spans, as packd_span has them. */
+static int take_spans(struct pd_record *record, const json_t *object, struct packd_sample *sample,
+                      struct packd_error *error)
+{
+    const json_t *value = json_object_get(object, "spans");
+    size_t count = json_array_size(value);
+    int rc = 0;
+    if (!value || json_is_null(value))
+        return 0;
+    if (!json_is_array(value) || count > PD_RECORD_SPANS_MAX)
+        return bad(error, "spans is %s of %zu entries: expected an array of at most %d",
+                   type_name(value), count, PD_RECORD_SPANS_MAX);
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = take_span(record, i, json_array_get(value, i), error);
+    sample->spans = record->spans;
+    sample->span_count = count;
+    return rc;
+}
+
 int pd_record_take(struct pd_record *record, const json_t *object, struct packd_sample *sample,
                    struct packd_error *error)
 {
@@ -261,6 +322,7 @@ int pd_record_take(struct pd_record *record, const json_t *object, struct packd_
         (rc = take_mask(record, object, sample, error)) != 0 ||
         (rc = take_name(object, "key", &record->key, &sample->key, error)) != 0 ||
         (rc = take_name(object, "group", &record->group, &sample->group, error)) != 0 ||
+        (rc = take_spans(record, object, sample, error)) != 0 ||
         (rc = take_numbers(object, sample, error)) != 0)
         return rc;
     return sample->count > 0;

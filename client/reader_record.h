@@ -10,6 +10,7 @@
 
 #define PD_RECORD_FIELDS_MAX 32
 #define PD_RECORD_NAME_MAX 128
+#define PD_RECORD_SPANS_MAX 256
 
 struct pd_record {
     char names[PD_RECORD_FIELDS_MAX][PD_RECORD_NAME_MAX];
@@ -18,6 +19,8 @@ struct pd_record {
     bool is_tokens;                                 /* names[0] holds token ids */
     char shown[256];                                /* names for people */
     struct pd_buf tokens, labels, mask, key, group; /* of the record at hand */
+    struct packd_span spans[PD_RECORD_SPANS_MAX];
+    char views[PD_RECORD_SPANS_MAX][PD_RECORD_NAME_MAX];
 };
 
 /* Zeroed memory is a reader that decides by itself; `field` (comma separated, NULL allowed) fixes the

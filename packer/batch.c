@@ -9,9 +9,9 @@
 #include "packer/batch.h"
 
 #include "base/check.h"
+#include "base/digest.h"
 
 #include <string.h>
-#include <xxhash.h>
 
 const struct pd_array *pd_batch_find(const struct pd_batch *batch, const char *name)
 {
@@ -70,6 +70,6 @@ void pd_batch_digest(struct pd_batch *batch, const void *payload)
     const uint8_t *bytes = payload;
     for (uint32_t i = 0; i < batch->array_count; i++) {
         struct pd_array *array = &batch->arrays[i];
-        array->digest = XXH3_64bits(bytes + array->offset_bytes, array->size_bytes);
+        array->digest = pd_digest(bytes + array->offset_bytes, array->size_bytes);
     }
 }

@@ -63,6 +63,7 @@ struct pd_layout_rules {
     uint32_t fixed_segments;
     uint32_t segments_max; /* real segments a row, 0 = no cap; makes pd_layout_payload_max tight */
     enum pd_positions positions;
+    uint32_t width_bound;   /* what dynamic widths are compared with, 0 = seq_len */
     uint32_t vision_window; /* side of a window of the vision tower in merged tokens, 0 = none */
 };
 

@@ -20,11 +20,12 @@
  * sample's bytes is for the server to compare. */
 #include "packer/check_scan.h"
 
+#include "base/digest.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 const char *pd_check_name(enum pd_check check)
 {
@@ -749,7 +750,7 @@ static int check_digests(struct pd_scan *scan)
 {
     for (uint32_t i = 0; i < scan->batch->array_count; i++) {
         const struct pd_array *array = &scan->batch->arrays[i];
-        uint64_t digest = XXH3_64bits(scan->payload + array->offset_bytes, array->size_bytes);
+        uint64_t digest = pd_digest(scan->payload + array->offset_bytes, array->size_bytes);
         if (array->digest != 0 && array->digest != digest)
             return pd_scan_report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
                                   "%.*s has digest %016llx, its bytes give %016llx",

@@ -177,7 +177,9 @@ static int add_array(struct pd_batch *batch, const char *name, enum pd_dtype dty
     int rc = pd_batch_array_add(batch, name, dtype, rank, shape);
     if (rc == 0)
         return 0;
-    return pd_error_set(error, rc, "BAD_SHAPE", "array %s cannot be described: %s", name,
+    bool full = batch->array_count >= PD_ARRAYS_MAX;
+    return pd_error_set(error, rc, full ? "TOO_MANY_ARRAYS" : "BAD_SHAPE",
+                        "array %s cannot be described: %s", name,
                         pd_err_text(rc));
 }
 

@@ -467,14 +467,26 @@ static int exact_packs(struct making *m, const uint32_t *lengths, uint64_t *pack
     return rc;
 }
 
-static int drop_view(struct making *m, struct pd_view_drop drop, struct pd_report_view *view)
+/* What sample i keeps without view v; at least one token. */
+static uint32_t kept_tokens(const struct making *m, uint32_t v, size_t i)
+{
+    struct pd_view_drop drop = m->options->views[v];
+    if (m->options->view_tokens[v]) {
+        drop = (struct pd_view_drop){.tokens = m->options->view_tokens[v][i]};
+        if (drop.tokens == 0)
+            return m->lengths[i];
+    }
+    return pd_view_kept_tokens(drop, m->lengths[i]);
+}
+
+static int drop_view(struct making *m, uint32_t v, struct pd_report_view *view)
 {
     struct pd_work before = {0}, after = {0};
     uint32_t *kept = malloc((m->count + 1) * sizeof *kept);
     if (!kept)
         return no_memory(m);
     for (size_t i = 0; i < m->count; i++) {
-        kept[i] = pd_view_kept_tokens(drop, m->lengths[i]);
+        kept[i] = kept_tokens(m, v, i);
         pd_work_add(&before, m->lengths[i], 1);
         pd_work_add(&after, kept[i], 1);
     }
@@ -494,7 +506,7 @@ static int drop_views(struct making *m)
     for (uint32_t i = 0; rc == 0 && i < m->options->view_count; i++) {
         rc = told(m, "views", i, m->options->view_count);
         if (rc == 0)
-            rc = drop_view(m, m->options->views[i], &m->report->views[i]);
+            rc = drop_view(m, i, &m->report->views[i]);
     }
     return rc;
 }

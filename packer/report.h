@@ -46,6 +46,8 @@ struct pd_report_options {
     struct pd_world world;
     uint64_t seed, balance_bytes; /* of balance: cost */
     struct pd_view_drop views[PD_REPORT_VIEWS_MAX];
+    /* NULL, or the view's tokens in each sample of the input, in the place of `views`. */
+    const uint32_t *view_tokens[PD_REPORT_VIEWS_MAX];
     uint32_t view_count;
     void *ctx;
     /* NULL, or told every part's place under `assign`; what it returns, if not 0, ends the report.

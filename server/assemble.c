@@ -14,17 +14,16 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "packer/layout.h"
+#include "server/payload.h"
 #include "server/serve_test.h"
 #include "server/step_order.h"
 #include "server/tokens_check.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define ASSEMBLER_MAGIC 0x61736d62u
-#define MAPPED_BYTES (1u << 20) /* payloads from here on are mappings of their own */
-#define ORDERS 4                /* jobs take turns: each finds its part still sorted */
+#define ORDERS 4 /* jobs take turns: each finds its part still sorted */
 
 struct pd_assembler {
     uint32_t magic;
@@ -42,6 +41,7 @@ struct pd_assembler {
     struct pd_bodies bodies;
     struct pd_error damage; /* what the bodies found */
     struct pd_batch batch;
+    struct pd_width_report width;
     struct pd_batch_key key;
     uint32_t max_seqlen_real, max_seqlen_padded;
     size_t header_bytes;
@@ -510,6 +510,7 @@ static int finish_header(struct pd_assembler *a, const struct pd_assemble_order 
         .rules = &a->rules,
         .batch = &a->batch,
         .media = &a->media,
+        .width = &a->width,
         .step_totals = &facts->totals,
         .max_seqlen_real = a->max_seqlen_real,
         .max_seqlen_padded = a->max_seqlen_padded,
@@ -550,6 +551,8 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
     if (rc != 0)
         return bodies_failed(a, rc, error);
     megatron_longest(a, rows, width);
+    pd_width_report_make(&a->rules, a->rules.width_bound, order->feed->layout.cost, &a->batch,
+                         a->rows, &a->width);
     rc = table_read(a, order->key.feed_index, error);
     if (rc == 0)
         rc = finish_header(a, order, facts, error);
@@ -630,28 +633,9 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
     return 0;
 }
 
-/* Large payloads bypass the heap: threads free what others allocated, and a heap keeps the holes, so
- * that the process would take several times what memory.batches allows. */
-static uint8_t *payload_new(size_t bytes)
-{
-    if (bytes < MAPPED_BYTES)
-        return aligned_alloc(PD_ARRAY_ALIGN, bytes);
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
-                    -1, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
-
-static void payload_free(uint8_t *payload, size_t bytes)
-{
-    if (bytes < MAPPED_BYTES)
-        free(payload);
-    else if (payload)
-        PD_CHECK(munmap(payload, bytes) == 0);
-}
-
 void pd_ready_batch_clear(struct pd_ready_batch *batch)
 {
-    payload_free(batch->payload, batch->batch.payload_bytes);
+    pd_payload_free(batch->payload, batch->batch.payload_bytes);
     free(batch->header);
     batch->payload = batch->header = NULL;
 }
@@ -664,7 +648,7 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     uint64_t began_ns = pd_clock_mono_ns();
     *finding = (struct pd_check_finding){0};
     a->measured = false; /* a damaged batch must be measured again */
-    uint8_t *payload = payload_new(a->batch.payload_bytes);
+    uint8_t *payload = pd_payload_new(a->batch.payload_bytes);
     uint8_t *header = malloc(a->header_bytes);
     int rc = payload && header ? 0
                                : pd_error_set(error, PD_ENOMEM, "NO_MEMORY",
@@ -675,12 +659,13 @@ int pd_assembler_build(struct pd_assembler *a, struct pd_ready_batch *ready,
     if (rc == 0 && pd_header_pack(a->header, header, a->header_bytes) != 0)
         rc = pd_error_set(error, PD_EINTERNAL, "HEADER", "the header changed its size");
     if (rc != 0) {
-        payload_free(payload, a->batch.payload_bytes);
+        pd_payload_free(payload, a->batch.payload_bytes);
         free(header);
         return rc;
     }
     ready->key = a->key;
     ready->batch = a->batch;
+    ready->saved_positions = a->width.saved_positions;
     ready->payload = payload;
     ready->header = header;
     ready->header_bytes = a->header_bytes;

@@ -11,6 +11,7 @@
 
 #include <ctype.h>
 #include <endian.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_STATIC_LINKING_ONLY /* the state's size */
@@ -33,25 +34,9 @@ int pd_config_set_string(char **field, const char *value)
 
 int pd_config_set_listen(struct pd_config *config, char *const *addresses, uint32_t count)
 {
-    if (count == 0 || count > PD_LISTEN_MAX)
-        return PD_EINVAL;
-    char **copies = calloc(count, sizeof *copies);
-    if (!copies)
-        return PD_ENOMEM;
-    for (uint32_t i = 0; i < count; i++) {
-        if (pd_config_set_string(&copies[i], addresses[i]) != 0) {
-            while (i-- > 0)
-                free(copies[i]);
-            free(copies);
-            return PD_ENOMEM;
-        }
-    }
-    for (uint32_t i = 0; i < config->listen_count; i++)
-        free(config->listen[i]);
-    free(config->listen);
-    config->listen = copies;
-    config->listen_count = count;
-    return 0;
+    return count == 0 || count > PD_LISTEN_MAX
+               ? PD_EINVAL
+               : pd_key_set_addresses(&pd_top_keys.keys[0], config, addresses, count);
 }
 
 int pd_feed_default(struct pd_feed_config *feed)
@@ -93,9 +78,24 @@ void pd_feed_fini(struct pd_feed_config *feed)
 
 void pd_config_fini(struct pd_config *config)
 {
-    for (uint32_t i = 0; i < config->listen_count; i++)
-        free(config->listen[i]);
-    free(config->listen);
+    for (size_t k = 0; k < pd_top_keys.count; k++) {
+        uint32_t count;
+        if (pd_top_keys.keys[k].kind != PD_KEY_LISTEN)
+            continue;
+        char *const *addresses = pd_key_addresses(&pd_top_keys.keys[k], config, &count);
+        for (uint32_t i = 0; i < count; i++)
+            free(addresses[i]);
+        free((void *)addresses);
+    }
+    for (uint32_t i = 0; i < config->auth_count; i++) {
+        free(config->auth[i].token_file);
+        free(config->auth[i].certificate);
+        free(config->auth[i].feeds);
+    }
+    free(config->auth);
+    free(config->tls_cert);
+    free(config->tls_key);
+    free(config->tls_client_ca);
     free(config->http);
     free(config->log_path);
     for (uint32_t i = 0; i < config->feed_count; i++)
@@ -161,6 +161,11 @@ void pd_feed_derive(struct pd_feed_config *feed)
     derive_lanes(feed);
 }
 
+bool pd_config_has_tls(const struct pd_config *config)
+{
+    return config->tls_cert[0] != '\0';
+}
+
 uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
 {
     uint64_t shares = 0;
@@ -202,7 +207,7 @@ static void variable_name(const char *path, char *name, size_t size)
     name[used] = '\0';
 }
 
-#define VARIABLES_MAX 32
+#define VARIABLES_MAX 64
 struct variables {
     char names[VARIABLES_MAX][64];
     const struct pd_key *keys[VARIABLES_MAX];
@@ -222,7 +227,7 @@ static void list_variables(struct variables *variables)
     variables->count = 0;
     for (size_t i = 0; i < pd_top_keys.count; i++) {
         const struct pd_key *key = &pd_top_keys.keys[i];
-        if (key->kind == PD_KEY_FEEDS)
+        if (key->kind == PD_KEY_FEEDS || key->kind == PD_KEY_AUTH)
             continue;
         add_variable(variables, key);
         if (strcmp(key->path, "log.path") != 0)
@@ -233,7 +238,8 @@ static void list_variables(struct variables *variables)
     }
 }
 
-static int set_listen_text(struct pd_config *config, const char *text, struct pd_error *error)
+static int set_listen_text(const struct pd_key *key, struct pd_config *config, const char *text,
+                           struct pd_error *error)
 {
     char *copy = strdup(text), *addresses[PD_LISTEN_MAX + 1], *rest = NULL;
     uint32_t count = 0;
@@ -242,13 +248,15 @@ static int set_listen_text(struct pd_config *config, const char *text, struct pd
     for (char *at = strtok_r(copy, ",", &rest); at && count <= PD_LISTEN_MAX;
          at = strtok_r(NULL, ",", &rest))
         addresses[count++] = at;
-    int rc = pd_config_set_listen(config, addresses, count);
+    int rc = count < key->min || count > PD_LISTEN_MAX
+                 ? PD_EINVAL
+                 : pd_key_set_addresses(key, config, addresses, count);
     free(copy);
     return rc == 0 ? 0
                    : pd_error_set(error, rc, "BAD_VALUE",
-                                  "'%.60s' is not possible here; expected 1 to %d addresses with "
-                                  "commas between them",
-                                  text, PD_LISTEN_MAX);
+                                  "'%.60s' is not possible here; expected %" PRIu64
+                                  " to %d addresses with commas between them",
+                                  text, key->min, PD_LISTEN_MAX);
 }
 
 static int apply_variable(struct pd_config *config, const struct variables *variables,
@@ -260,7 +268,7 @@ static int apply_variable(struct pd_config *config, const struct variables *vari
         if (strcmp(names[i], name) != 0)
             continue;
         const struct pd_key *key = variables->keys[i];
-        int rc = key->kind == PD_KEY_LISTEN ? set_listen_text(config, value, error)
+        int rc = key->kind == PD_KEY_LISTEN ? set_listen_text(key, config, value, error)
                                             : pd_key_set(key, config, value, error);
         return rc == 0 ? 0 : pd_error_prefix(error, rc, "environment variable %s", name);
     }
@@ -359,10 +367,12 @@ static void hash_several(XXH3_state_t *state, const struct pd_key *key,
                          const struct pd_feed_config *feed)
 {
     XXH3_64bits_update(state, key->path, strlen(key->path));
-    if (key->kind == PD_KEY_STREAMS) {
-        hash_u32(state, feed->stream_count);
-        for (uint32_t i = 0; i < feed->stream_count; i++)
-            hash_string(state, feed->streams[i]);
+    if (key->kind == PD_KEY_NAMES) {
+        uint32_t count;
+        const char(*names)[PD_NAME_MAX + 1] = pd_key_names(key, feed, &count);
+        hash_u32(state, count);
+        for (uint32_t i = 0; i < count; i++)
+            hash_string(state, names[i]);
     } else if (key->kind == PD_KEY_SOURCES) {
         hash_u32(state, feed->source_count);
         for (uint32_t i = 0; i < feed->source_count; i++) {

@@ -18,11 +18,32 @@
 #define PD_FEEDS_MAX 64
 #define PD_SOURCES_MAX 16 /* of a feed: as many lanes as pd_rules holds */
 #define PD_JOBS_MAX 1024  /* of a feed */
+#define PD_PRINCIPALS_MAX 64
+#define PD_PRINCIPAL_FEEDS_MAX 64
 
 enum pd_durability { PD_DURABILITY_PROCESS, PD_DURABILITY_FSYNC };
 enum pd_last_step { PD_LAST_STEP_PAD, PD_LAST_STEP_DROP };
 enum pd_on_violation { PD_ON_VIOLATION_STOP, PD_ON_VIOLATION_SKIP_STEP };
 enum pd_balance { PD_BALANCE_OFF, PD_BALANCE_COST };
+
+/* What a principal may do; admin includes observe. */
+enum pd_role {
+    PD_ROLE_PRODUCE = 1, /* Push */
+    PD_ROLE_READ = 2,    /* OpenJob, Fetch, Commit */
+    PD_ROLE_OBSERVE = 4, /* Status, Explain */
+    PD_ROLE_ADMIN = 8,   /* the rest of Admin */
+};
+
+/* One entry of `auth`: who (by token, certificate or Unix socket) may do what on which feeds. */
+struct pd_principal_config {
+    char name[PD_NAME_MAX + 1];
+    char *token_file;                /* "": no token */
+    char *certificate;               /* common or alternative name; "": none */
+    bool local;                      /* whoever may open a Unix socket of ours */
+    uint32_t roles;                  /* enum pd_role, ored */
+    char (*feeds)[PD_NAME_MAX + 1];  /* owned */
+    uint32_t feed_count;             /* 0: all */
+};
 
 struct pd_job_config {
     char name[PD_NAME_MAX + 1];
@@ -76,8 +97,20 @@ struct pd_feed_config {
 };
 
 struct pd_config {
-    char **listen; /* "host:port" or "unix:/path"; port 0 = any free one */
+    /* Addresses: "host:port" or "unix:/path"; port 0 = any free one. Each list has its count behind
+     * it. */
+    char **listen;
     uint32_t listen_count;
+    char **listen_admin; /* Admin is served here, and then nowhere else */
+    uint32_t listen_admin_count;
+    char **listen_health; /* health and reflection only, never TLS */
+    uint32_t listen_health_count;
+    char listen_mode[5]; /* of Unix sockets, octal */
+    char *tls_cert, *tls_key, *tls_client_ca; /* PEM files; "": none */
+    bool tls_client_optional;                 /* a client without a certificate gets in */
+    uint64_t tls_reload_ns;
+    struct pd_principal_config *auth; /* owned */
+    uint32_t auth_count;              /* 0: everybody may do everything */
     char *http; /* "host:port" */
     char *log_path;
     uint64_t log_max_bytes;
@@ -153,6 +186,8 @@ uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_fe
 /* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
  * fills the log. */
 #define PD_LANE_BLOCKS_BYTES (2ull << 20)
+/* True where TCP addresses speak TLS. */
+bool pd_config_has_tls(const struct pd_config *config);
 void pd_config_fini(struct pd_config *config);
 
 /* The word for a feed's key whose value is one of several (strategy, 0: "exact"); NULL where the key

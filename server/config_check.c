@@ -50,29 +50,104 @@ static bool address_is_good(const char *address, bool unix_allowed)
            strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
+static int check_address(const char *key, const char *address, struct pd_error *error)
+{
+    if (strncmp(address, "unix:", 5) == 0 && strlen(address + 5) > UNIX_PATH_MAX)
+        return contradiction(error, "BAD_ADDRESS",
+                             "%s: '%.160s' has a path of %zu bytes; the system takes %u", key,
+                             address, strlen(address + 5), UNIX_PATH_MAX);
+    if (!address_is_good(address, true))
+        return contradiction(error, "BAD_ADDRESS",
+                             "%s: '%.80s' is not an address; expected host:port or unix:/path", key,
+                             address);
+    return 0;
+}
+
+static bool any_port(const char *address)
+{
+    return strlen(address) > 2 && strcmp(address + strlen(address) - 2, ":0") == 0;
+}
+
+/* Each address once over all lists. */
 static int check_addresses(const struct pd_config *config, struct pd_error *error)
 {
-    for (uint32_t i = 0; i < config->listen_count; i++) {
-        const char *address = config->listen[i];
-        if (strncmp(address, "unix:", 5) == 0 && strlen(address + 5) > UNIX_PATH_MAX)
-            return contradiction(error, "BAD_ADDRESS",
-                                 "listen: '%.160s' has a path of %zu bytes; the system takes %u",
-                                 address, strlen(address + 5), UNIX_PATH_MAX);
-        if (!address_is_good(address, true))
-            return contradiction(
-                error, "BAD_ADDRESS",
-                "listen: '%.80s' is not an address; expected host:port or unix:/path", address);
-        bool any_port = strlen(address) > 2 && strcmp(address + strlen(address) - 2, ":0") == 0;
-        for (uint32_t j = 0; j < i && !any_port; j++) {
-            if (strcmp(config->listen[j], address) == 0)
-                return contradiction(error, "BAD_ADDRESS", "listen: '%.80s' is there twice",
-                                     address);
+    const char *seen[3 * PD_LISTEN_MAX];
+    uint32_t seen_count = 0;
+    for (size_t k = 0; k < pd_top_keys.count; k++) {
+        const struct pd_key *key = &pd_top_keys.keys[k];
+        if (key->kind != PD_KEY_LISTEN)
+            continue;
+        uint32_t count;
+        char *const *addresses = pd_key_addresses(key, config, &count);
+        for (uint32_t i = 0; i < count; i++) {
+            int rc = check_address(key->path, addresses[i], error);
+            if (rc != 0)
+                return rc;
+            for (uint32_t j = 0; j < seen_count && !any_port(addresses[i]); j++)
+                if (strcmp(seen[j], addresses[i]) == 0)
+                    return contradiction(error, "BAD_ADDRESS", "%s: '%.80s' is there twice",
+                                         key->path, addresses[i]);
+            PD_CHECK(seen_count < PD_COUNT_OF(seen));
+            seen[seen_count++] = addresses[i];
         }
     }
     if (!address_is_good(config->http, false))
         return contradiction(error, "BAD_ADDRESS",
                              "http: '%.80s' is not an address; expected host:port", config->http);
     return 0;
+}
+
+/* ---- who may do what ---- */
+
+static int check_tls(const struct pd_config *config, struct pd_error *error)
+{
+    if (*config->tls_cert && !*config->tls_key)
+        return contradiction(error, "TLS", "tls.cert is %.120s and tls.key is not set; set both",
+                             config->tls_cert);
+    if (*config->tls_key && !*config->tls_cert)
+        return contradiction(error, "TLS", "tls.key is %.120s and tls.cert is not set; set both",
+                             config->tls_key);
+    if (*config->tls_client_ca && !*config->tls_cert)
+        return contradiction(error, "TLS",
+                             "tls.client_ca is %.120s and tls.cert is not set: without TLS nobody "
+                             "shows a certificate",
+                             config->tls_client_ca);
+    return 0;
+}
+
+static int check_principal(const struct pd_config *config, uint32_t index, struct pd_error *error)
+{
+    const struct pd_principal_config *p = &config->auth[index];
+    for (uint32_t i = 0; i < index; i++)
+        if (strcmp(config->auth[i].name, p->name) == 0)
+            return contradiction(error, "REPEATED_NAME", "auth: '%s' is there twice", p->name);
+    if (!*p->token_file && !*p->certificate && !p->local)
+        return contradiction(error, "AUTH",
+                             "auth: nothing tells that somebody is %s; set token_file, certificate "
+                             "or unix",
+                             p->name);
+    if (*p->certificate && !*config->tls_client_ca)
+        return contradiction(error, "AUTH",
+                             "auth: %s is known by a certificate and tls.client_ca is not set: no "
+                             "certificate can be checked",
+                             p->name);
+    if (p->roles == 0)
+        return contradiction(error, "AUTH",
+                             "auth: %s has no roles; expected some of produce, read, observe, admin",
+                             p->name);
+    for (uint32_t i = 0; i < p->feed_count; i++)
+        if (!pd_config_feed(config, p->feeds[i], NULL))
+            return contradiction(error, "AUTH", "auth: %s names the feed %s, and there is none",
+                                 p->name, p->feeds[i]);
+    return 0;
+}
+
+static int check_access(const struct pd_config *config, struct pd_error *error)
+{
+    int rc = check_tls(config, error);
+    for (uint32_t i = 0; i < config->auth_count && rc == 0; i++)
+        rc = check_principal(config, i, error);
+    return rc;
 }
 
 /* ---- one feed ---- */
@@ -298,6 +373,8 @@ static int check_log_share(const struct pd_config *config, struct pd_error *erro
 int pd_config_check(struct pd_config *config, struct pd_error *error)
 {
     int rc = check_addresses(config, error);
+    if (rc == 0)
+        rc = check_access(config, error);
     for (uint32_t i = 0; i < config->feed_count && rc == 0; i++) {
         rc = check_feed(&config->feeds[i], error);
         if (rc != 0)

@@ -32,9 +32,28 @@
 #define TOP(path, kind, member, min, max, choices, fallback, help) \
     ROW(pd_config, path, kind, false, member, min, max, choices, fallback, help)
 static const struct pd_key top_keys[] = {
-    TOP("listen", LISTEN, listen, 0, 0, NULL, "[\"127.0.0.1:7070\"]",
+    TOP("listen", LISTEN, listen, 1, 0, NULL, "[\"127.0.0.1:7070\"]",
         "Addresses of the gRPC server: \"host:port\" or \"unix:/path\"; port 0 takes any free "
         "one."),
+    TOP("listen_admin", LISTEN, listen_admin, 0, 0, NULL, "[]",
+        "Addresses where Admin is served; with any here, `listen` serves no Admin."),
+    TOP("listen_health", LISTEN, listen_health, 0, 0, NULL, "[]",
+        "Addresses for probes: health and reflection only, never TLS, nobody is asked who he is."),
+    TOP("listen_mode", WORD, listen_mode, 0, 0, WORDS("0600", "0660", "0666"), "0660",
+        "Mode of Unix sockets: who may open one."),
+    TOP("tls.cert", FILE, tls_cert, 0, 0, NULL, "",
+        "PEM file of the server's certificate and its chain; with it TCP addresses of `listen` and "
+        "`listen_admin` speak TLS."),
+    TOP("tls.key", FILE, tls_key, 0, 0, NULL, "", "PEM file of its private key."),
+    TOP("tls.client_ca", FILE, tls_client_ca, 0, 0, NULL, "",
+        "PEM file of the authorities whose client certificates are accepted (mutual TLS)."),
+    TOP("tls.client_certificate", CHOICE, tls_client_optional, 0, 0,
+        WORDS("required", "optional"), "required",
+        "Whether a client without a certificate gets in, to show a token."),
+    TOP("tls.reload", DURATION, tls_reload_ns, SECOND, 24 * HOUR, NULL, "60s",
+        "How often the files are looked at; new connections use new ones, open ones go on."),
+    TOP("auth", AUTH, auth, 0, 0, NULL, "[]",
+        "Who may do what; with any entry, all else is refused. Each has the keys below."),
     TOP("http", STRING, http, 0, 0, NULL, "127.0.0.1:7071",
         "Address of the HTTP server: /metrics, /livez, /readyz."),
     TOP("log.path", STRING, log_path, 0, 0, NULL, "./packd-data",
@@ -86,8 +105,9 @@ static const struct pd_key top_keys[] = {
     _Static_assert(offsetof(struct pd_feed_config, count) ==            \
                        offsetof(struct pd_feed_config, array) +         \
                            sizeof(((struct pd_feed_config *)0)->array), \
-                   "PD_KEY_NUMBERS finds the count behind the array")
+                   "the count stands behind the array")
 COUNT_BEHIND(layout.widths, layout.width_count);
+COUNT_BEHIND(streams, stream_count);
 COUNT_BEHIND(media_tokens, media_token_count);
 
 static const struct pd_key feed_keys[] = {
@@ -110,7 +130,7 @@ static const struct pd_key feed_keys[] = {
          "Payload bytes the shuffle buffer may stand for."),
     FEED("merge", CHOICE, true, rules.merge, 0, 0, WORDS("arrival", "ordered"), "arrival",
          "How streams join: in log order, or one sample of each declared stream in turn."),
-    FEED("streams", STREAMS, true, streams, 0, 0, NULL, "[]",
+    FEED("streams", NAMES, true, streams, 0, PD_LANES_MAX, NULL, "[]",
          "Declared streams: the feed ends when all of them have ended; the order of merge: "
          "ordered."),
     FEED("stream_count", NUMBER, false, streams_to_end, 0, 1u << 20, NULL, "0",
@@ -129,6 +149,9 @@ static const struct pd_key feed_keys[] = {
          "Width of a batch: seq_len, or what the longest pack of the step or batch needs."),
     FEED("widths", NUMBERS, true, layout.widths, 1, PD_SEQ_LEN_MAX, NULL, "[]",
          "Widths to round up to, ascending, with width: step or batch."),
+    FEED("width_bound", NUMBER, true, layout.width_bound, 0, PD_SEQ_LEN_MAX, NULL, "0",
+         "A padded job's width, which dynamic widths are compared with in headers and metrics; 0 = "
+         "seq_len."),
     FEED(
         "fixed_segments", NUMBER, true, layout.fixed_segments, 0, PD_SEQ_LEN_MAX, NULL, "0",
         "Entries of cu_seqlens in every batch, for compiled models; caps max_segments; 0 = as many "
@@ -212,12 +235,33 @@ static const struct pd_key job_keys[] = {
         "Time kept below the last commit; 0 = by commits alone."),
 };
 
+#define PRINCIPAL(path, kind, member, min, max, choices, fallback, help) \
+    ROW(pd_principal_config, path, kind, false, member, min, max, choices, fallback, help)
+static const struct pd_key principal_keys[] = {
+    PRINCIPAL("name", NAME, name, 0, 0, NULL, "somebody", "Name in log lines."),
+    PRINCIPAL("token_file", FILE, token_file, 0, 0, NULL, "",
+              "File with the bearer token that is his, 16 to 512 bytes; read again when the "
+              "configuration is."),
+    PRINCIPAL("certificate", FILE, certificate, 0, 0, NULL, "",
+              "Common name or alternative name in the client certificate that is his."),
+    PRINCIPAL("unix", CHOICE, local, 0, 0, WORDS("false", "true"), "false",
+              "Whoever may open a Unix socket of packd is he."),
+    PRINCIPAL("roles", ROLES, roles, 0, 0, NULL, "[]",
+              "What he may do: produce (Push), read (OpenJob, Fetch, Commit), observe (Status, "
+              "Explain), admin (all of Admin)."),
+    PRINCIPAL("feeds", NAMES, feeds, 0, PD_PRINCIPAL_FEEDS_MAX, NULL, "[]",
+              "The feeds he may do it on; none = all."),
+};
+
+const char *const pd_role_words[] = {"produce", "read", "observe", "admin", NULL};
+
 #define TABLE(keys)             \
     {                           \
         keys, PD_COUNT_OF(keys) \
     }
 const struct pd_key_table pd_top_keys = TABLE(top_keys), pd_feed_keys = TABLE(feed_keys),
-                          pd_source_keys = TABLE(source_keys), pd_job_keys = TABLE(job_keys);
+                          pd_source_keys = TABLE(source_keys), pd_job_keys = TABLE(job_keys),
+                          pd_principal_keys = TABLE(principal_keys);
 
 bool pd_key_is_scalar(const struct pd_key *key)
 {
@@ -326,7 +370,7 @@ static int set_text(const struct pd_key *key, void *base, const char *text, stru
             snprintf(at, key->size_bytes, "%s", text);
         return rc;
     }
-    if (*text == '\0')
+    if (*text == '\0' && key->kind != PD_KEY_FILE)
         return refuse(key, text, error);
     if (pd_config_set_string((char **)(void *)at, text) != 0)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %zu bytes", strlen(text));
@@ -349,6 +393,7 @@ int pd_key_set(const struct pd_key *key, void *base, const char *text, struct pd
         return set_choice(key, base, text, error);
     case PD_KEY_NAME:
     case PD_KEY_STRING:
+    case PD_KEY_FILE:
         return set_text(key, base, text, error);
     default:
         pd_panic(__FILE__, __LINE__, "key %s is not one value", key->path);
@@ -440,11 +485,52 @@ void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t 
         snprintf(text, size, "%s", at);
         break;
     case PD_KEY_STRING:
+    case PD_KEY_FILE:
         snprintf(text, size, "%s", *(char *const *)(const void *)at);
         break;
     default:
         pd_panic(__FILE__, __LINE__, "key %s is not one value", key->path);
     }
+}
+
+char *const *pd_key_addresses(const struct pd_key *key, const void *base, uint32_t *count)
+{
+    const char *at = (const char *)base + key->offset_bytes;
+    memcpy(count, at + key->size_bytes, sizeof *count);
+    return *(char *const *const *)(const void *)at;
+}
+
+const char (*pd_key_names(const struct pd_key *key, const void *base,
+                          uint32_t *count))[PD_NAME_MAX + 1]
+{
+    const char *at = (const char *)base + key->offset_bytes;
+    memcpy(count, at + key->size_bytes, sizeof *count);
+    return *(const char(*const *)[PD_NAME_MAX + 1])(const void *)at;
+}
+
+int pd_key_set_addresses(const struct pd_key *key, void *base, char *const *addresses,
+                         uint32_t count)
+{
+    char **copies = calloc(count + 1, sizeof *copies);
+    uint32_t before;
+    char *const *old = pd_key_addresses(key, base, &before);
+    for (uint32_t i = 0; copies && i < count; i++) {
+        if (pd_config_set_string(&copies[i], addresses[i]) == 0)
+            continue;
+        while (i-- > 0)
+            free(copies[i]);
+        free(copies);
+        copies = NULL;
+    }
+    if (!copies)
+        return PD_ENOMEM;
+    for (uint32_t i = 0; i < before; i++)
+        free(old[i]);
+    char *at = (char *)base + key->offset_bytes;
+    free(*(char ***)(void *)at);
+    memcpy(at, &copies, sizeof copies);
+    memcpy(at + sizeof copies, &count, sizeof count);
+    return 0;
 }
 
 const uint32_t *pd_key_numbers(const struct pd_key *key, const void *base, uint32_t *count)
@@ -495,11 +581,20 @@ void pd_key_expectation(const struct pd_key *key, char *text, size_t size)
     case PD_KEY_STRING:
         snprintf(text, size, "text that is not empty");
         break;
-    case PD_KEY_LISTEN:
-        snprintf(text, size, "a list of 1 to %d addresses", PD_LISTEN_MAX);
+    case PD_KEY_FILE:
+        snprintf(text, size, "text");
         break;
-    case PD_KEY_STREAMS:
-        snprintf(text, size, "a list of at most %d names", PD_LANES_MAX);
+    case PD_KEY_LISTEN:
+        snprintf(text, size, "a list of %" PRIu64 " to %d addresses", key->min, PD_LISTEN_MAX);
+        break;
+    case PD_KEY_NAMES:
+        snprintf(text, size, "a list of at most %" PRIu64 " names", key->max);
+        break;
+    case PD_KEY_ROLES:
+        snprintf(text, size, "a list of produce | read | observe | admin");
+        break;
+    case PD_KEY_AUTH:
+        snprintf(text, size, "a list of at most %d mappings", PD_PRINCIPALS_MAX);
         break;
     case PD_KEY_SOURCES:
         snprintf(text, size, "a mapping of at most %d names", PD_SOURCES_MAX);

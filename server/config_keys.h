@@ -6,6 +6,7 @@
  *   feed      struct pd_feed_config     one entry of feeds
  *   source    struct pd_source_config   one value of sources
  *   job       struct pd_job_config      one entry of jobs
+ *   principal struct pd_principal_config one entry of auth
  *
  * A path with a dot ("log.max_bytes") is a key in a mapping of the same scope. Main thread at
  * start. */
@@ -27,9 +28,12 @@ enum pd_key_kind {
     PD_KEY_WORD,   /* one of choices, as text in a char array */
     PD_KEY_NAME,   /* base/name.h, in a char array */
     PD_KEY_STRING, /* on the heap, never empty */
+    PD_KEY_FILE,   /* on the heap, may be empty: none */
     /* made of several; the parser has a function for each */
-    PD_KEY_LISTEN,
-    PD_KEY_STREAMS,
+    PD_KEY_LISTEN, /* a char ** and the uint32_t count behind it, min to PD_LISTEN_MAX */
+    PD_KEY_NAMES,  /* a char (*)[PD_NAME_MAX + 1] and the uint32_t count behind it, at most max */
+    PD_KEY_ROLES,  /* a uint32_t of enum pd_role */
+    PD_KEY_AUTH,
     PD_KEY_SOURCES,
     PD_KEY_NUMBERS, /* a uint32_t array of the member's size, the count in the uint32_t behind it */
     PD_KEY_VIEWS,
@@ -54,7 +58,11 @@ struct pd_key_table {
     size_t count;
 };
 
-extern const struct pd_key_table pd_top_keys, pd_feed_keys, pd_source_keys, pd_job_keys;
+extern const struct pd_key_table pd_top_keys, pd_feed_keys, pd_source_keys, pd_job_keys,
+    pd_principal_keys;
+
+/* The words of `roles`, in the order of the bits of enum pd_role; NULL-terminated. */
+extern const char *const pd_role_words[];
 
 /* True for the kinds that are one value. */
 bool pd_key_is_scalar(const struct pd_key *key);
@@ -64,7 +72,13 @@ int pd_key_set(const struct pd_key *key, void *base, const char *text,
                struct pd_error *error) PD_MUST_CHECK;
 /* The key's value in the words of the file, as pd_key_set takes it; scalars only. */
 void pd_key_text(const struct pd_key *key, const void *base, char *text, size_t size);
-/* The items of a PD_KEY_NUMBERS key. */
+/* The items of a PD_KEY_LISTEN, PD_KEY_NAMES or PD_KEY_NUMBERS key. */
+char *const *pd_key_addresses(const struct pd_key *key, const void *base, uint32_t *count);
+const char (*pd_key_names(const struct pd_key *key, const void *base,
+                          uint32_t *count))[PD_NAME_MAX + 1];
+/* Replaces the addresses by copies. PD_ENOMEM. */
+int pd_key_set_addresses(const struct pd_key *key, void *base, char *const *addresses,
+                         uint32_t count) PD_MUST_CHECK;
 const uint32_t *pd_key_numbers(const struct pd_key *key, const void *base, uint32_t *count);
 /* Sets every scalar of *base (zeroed memory) to its default. PD_ENOMEM. */
 int pd_keys_default(const struct pd_key_table *table, void *base) PD_MUST_CHECK;

@@ -56,7 +56,7 @@ static void put_scalar(FILE *out, const struct pd_key *key, const void *base)
 {
     char text[TEXT_MAX];
     pd_key_text(key, base, text, sizeof text);
-    if (key->kind == PD_KEY_NAME || key->kind == PD_KEY_STRING)
+    if (key->kind == PD_KEY_NAME || key->kind == PD_KEY_STRING || key->kind == PD_KEY_FILE)
         put_text(out, text);
     else
         fputs(text, out); /* choices stay words: "off" is one here */
@@ -64,22 +64,41 @@ static void put_scalar(FILE *out, const struct pd_key *key, const void *base)
 
 /* ---- keys made of several values, on one line ---- */
 
-static void put_listen(FILE *out, const struct pd_config *config)
+static void put_listen(FILE *out, const struct pd_key *key, const void *base)
 {
+    uint32_t count;
+    char *const *addresses = pd_key_addresses(key, base, &count);
     fputc('[', out);
-    for (uint32_t i = 0; i < config->listen_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         fputs(i ? ", " : "", out);
-        put_text(out, config->listen[i]);
+        put_text(out, addresses[i]);
     }
     fputc(']', out);
 }
 
-static void put_streams(FILE *out, const struct pd_feed_config *feed)
+static void put_names(FILE *out, const struct pd_key *key, const void *base)
 {
+    uint32_t count;
+    const char(*names)[PD_NAME_MAX + 1] = pd_key_names(key, base, &count);
     fputc('[', out);
-    for (uint32_t i = 0; i < feed->stream_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         fputs(i ? ", " : "", out);
-        put_text(out, feed->streams[i]);
+        put_text(out, names[i]);
+    }
+    fputc(']', out);
+}
+
+static void put_roles(FILE *out, const struct pd_key *key, const void *base)
+{
+    uint32_t roles;
+    const char *lead = "";
+    memcpy(&roles, (const char *)base + key->offset_bytes, sizeof roles);
+    fputc('[', out);
+    for (uint32_t bit = 0; pd_role_words[bit]; bit++) {
+        if (!(roles & 1u << bit))
+            continue;
+        fprintf(out, "%s%s", lead, pd_role_words[bit]);
+        lead = ", ";
     }
     fputc(']', out);
 }
@@ -151,6 +170,17 @@ static void put_jobs(const struct printer *printer, const struct pd_feed_config 
     }
 }
 
+static void put_auth(const struct printer *printer, const struct pd_config *config)
+{
+    if (config->auth_count == 0)
+        fputs(" []", printer->out);
+    for (uint32_t i = 0; i < config->auth_count; i++) {
+        fputc('\n', printer->out);
+        put_keys(&(struct printer){.out = printer->out}, &pd_principal_keys, &config->auth[i], 4,
+                 "- ");
+    }
+}
+
 static void put_feeds(const struct printer *printer, const struct pd_config *config)
 {
     for (uint32_t i = 0; i < config->feed_count; i++) {
@@ -167,6 +197,10 @@ static void put_value(const struct printer *printer, const struct pd_key *key, c
         put_feeds(printer, base);
         return;
     }
+    if (key->kind == PD_KEY_AUTH) {
+        put_auth(printer, base);
+        return;
+    }
     if (key->kind == PD_KEY_JOBS) {
         put_jobs(printer, base, indent);
         return;
@@ -174,10 +208,13 @@ static void put_value(const struct printer *printer, const struct pd_key *key, c
     fputc(' ', out);
     switch (key->kind) {
     case PD_KEY_LISTEN:
-        put_listen(out, base);
+        put_listen(out, key, base);
         break;
-    case PD_KEY_STREAMS:
-        put_streams(out, base);
+    case PD_KEY_NAMES:
+        put_names(out, key, base);
+        break;
+    case PD_KEY_ROLES:
+        put_roles(out, key, base);
         break;
     case PD_KEY_SOURCES:
         put_sources(out, base);
@@ -268,7 +305,8 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
         fprintf(out, "| `%s` | ", key->path);
         for (const char *c = expected; *c; c++)
             fprintf(out, *c == '|' ? "\\%c" : "%c", *c);
-        fprintf(out, " | `%s` | %s%s |\n", key->fallback, key->help,
+        fprintf(out, " | `%s` | %s%s |\n", *key->fallback ? key->fallback : "\"\"",
+                key->help,
                 table == &pd_top_keys && pd_config_reloads(key->path) ? " SIGHUP applies a change."
                                                                       : "");
     }
@@ -291,6 +329,8 @@ int pd_config_reference(FILE *out)
           "a configuration with an error changes nothing.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
+    fputs("## A principal: an entry of `auth`\n\n", out);
+    put_reference_table(out, &pd_principal_keys);
     fputs("## A feed: an entry of `feeds`\n\n"
           "On a feed with data the keys that shape planned batches are fixed: a start with another "
           "value "

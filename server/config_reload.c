@@ -9,6 +9,7 @@
 #include "base/check.h"
 
 #include <stdlib.h>
+#include <ctype.h>
 #include <string.h>
 
 #define TEXT_MAX 4096
@@ -34,36 +35,46 @@ static void compare_scalar(const struct pd_key *key, const struct pd_config *liv
         tell(ctx, key->path, from, to, pd_config_reloads(key->path));
 }
 
-static bool listens_alike(const struct pd_config *live, const struct pd_config *fresh)
+static bool addresses_alike(const struct pd_key *key, const struct pd_config *live,
+                            const struct pd_config *fresh)
 {
-    bool alike = live->listen_count == fresh->listen_count;
-    for (uint32_t i = 0; alike && i < live->listen_count; i++)
-        alike = strcmp(live->listen[i], fresh->listen[i]) == 0;
+    uint32_t from_count, to_count;
+    char *const *from = pd_key_addresses(key, live, &from_count);
+    char *const *to = pd_key_addresses(key, fresh, &to_count);
+    bool alike = from_count == to_count;
+    for (uint32_t i = 0; alike && i < from_count; i++)
+        alike = strcmp(from[i], to[i]) == 0;
     return alike;
 }
 
-/* The printed feeds; owned by the caller. NULL: no memory. */
-static char *feeds_text(const struct pd_config *config)
+/* What is printed of one key at the top, up to the next one; owned by the caller. NULL: no memory. */
+static char *section_text(const struct pd_config *config, const char *key)
 {
-    char *text = NULL;
+    char *text = NULL, start[64];
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     int rc = out ? pd_config_print(config, out) : PD_ENOMEM;
     if (out && fclose(out) != 0)
         rc = PD_ENOMEM;
-    char *feeds = rc == 0 ? strstr(text, "\nfeeds:") : NULL;
-    char *copy = feeds ? strdup(feeds) : NULL;
+    snprintf(start, sizeof start, "\n%s:", key);
+    char *section = rc == 0 ? strstr(text, start) : NULL;
+    char *end = section ? section + 1 : NULL;
+    while (end && (end = strchr(end, '\n')) && !islower((unsigned char)end[1]))
+        end++;
+    if (end)
+        *end = '\0';
+    char *copy = section ? strdup(section) : NULL;
     free(text);
     return copy;
 }
 
-static int compare_feeds(const struct pd_config *live, const struct pd_config *fresh,
-                         pd_reload_fn *tell, void *ctx)
+static int compare_section(const char *key, const struct pd_config *live,
+                           const struct pd_config *fresh, pd_reload_fn *tell, void *ctx)
 {
-    char *from = feeds_text(live), *to = feeds_text(fresh);
+    char *from = section_text(live, key), *to = section_text(fresh, key);
     int rc = from && to ? 0 : PD_ENOMEM;
     if (rc == 0 && strcmp(from, to) != 0)
-        tell(ctx, "feeds", "", "", false);
+        tell(ctx, key, "", "", false);
     free(from);
     free(to);
     return rc;
@@ -72,14 +83,18 @@ static int compare_feeds(const struct pd_config *live, const struct pd_config *f
 int pd_config_reload(struct pd_config *live, const struct pd_config *fresh, pd_reload_fn *tell,
                      void *ctx)
 {
-    int rc = compare_feeds(live, fresh, tell, ctx);
+    int rc = compare_section("feeds", live, fresh, tell, ctx);
+    if (rc == 0)
+        rc = compare_section("auth", live, fresh, tell, ctx);
     if (rc != 0)
         return rc;
-    for (size_t i = 0; i < pd_top_keys.count; i++)
-        if (pd_key_is_scalar(&pd_top_keys.keys[i]))
-            compare_scalar(&pd_top_keys.keys[i], live, fresh, tell, ctx);
-    if (!listens_alike(live, fresh))
-        tell(ctx, "listen", "", "", false);
+    for (size_t i = 0; i < pd_top_keys.count; i++) {
+        const struct pd_key *key = &pd_top_keys.keys[i];
+        if (pd_key_is_scalar(key))
+            compare_scalar(key, live, fresh, tell, ctx);
+        else if (key->kind == PD_KEY_LISTEN && !addresses_alike(key, live, fresh))
+            tell(ctx, key->path, "", "", false);
+    }
     live->drain_ns = fresh->drain_ns;
     live->stall_ns = fresh->stall_ns;
     live->validate_fraction = fresh->validate_fraction;

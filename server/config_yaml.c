@@ -117,34 +117,86 @@ static int set_listen(struct walk *walk, const struct pd_key *key, yaml_node_t *
                       const char *path, struct pd_config *config)
 {
     const char *texts[PD_LISTEN_MAX];
-    int rc = expect_list(walk, node, path, key, 1, PD_LISTEN_MAX);
+    int rc = expect_list(walk, node, path, key, key->min, PD_LISTEN_MAX);
     for (size_t i = 0; rc == 0 && i < list_size(node); i++)
         rc = list_item_text(walk, node, i, path, &texts[i]);
     if (rc != 0)
         return rc;
-    rc = pd_config_set_listen(config, (char *const *)texts, (uint32_t)list_size(node));
+    rc = pd_key_set_addresses(key, config, (char *const *)texts, (uint32_t)list_size(node));
     return rc == 0 ? 0 : no_memory(walk);
 }
 
-static int set_streams(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
-                       const char *path, struct pd_feed_config *feed)
+static int set_names(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                     const char *path, void *base)
 {
-    int rc = expect_list(walk, node, path, key, 0, PD_LANES_MAX);
+    int rc = expect_list(walk, node, path, key, 0, key->max);
     if (rc != 0 || list_size(node) == 0)
         return rc;
-    feed->streams = calloc(list_size(node), sizeof *feed->streams);
-    if (!feed->streams)
+    char *at = (char *)base + key->offset_bytes;
+    char what[32]; /* "streams" lists streams */
+    snprintf(what, sizeof what, "%.*s", (int)strlen(key->path) - 1, key->path);
+    uint32_t count = (uint32_t)list_size(node);
+    char(*names)[PD_NAME_MAX + 1] = calloc(count, sizeof *names);
+    if (!names)
         return no_memory(walk);
-    for (size_t i = 0; i < list_size(node); i++) {
+    free(*(void **)(void *)at);
+    memcpy(at, &names, sizeof names);
+    memcpy(at + sizeof names, &count, sizeof count);
+    for (uint32_t i = 0; i < count; i++) {
         const char *text;
         rc = list_item_text(walk, node, i, path, &text);
         if (rc != 0)
             return rc;
-        rc = pd_name_check("stream", text, walk->error);
+        rc = pd_name_check(what, text, walk->error);
         if (rc != 0)
             return placed(walk, node, path, rc);
-        snprintf(feed->streams[i], sizeof feed->streams[i], "%s", text);
-        feed->stream_count = (uint32_t)i + 1;
+        snprintf(names[i], sizeof names[i], "%s", text);
+    }
+    return 0;
+}
+
+static int set_roles(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                     const char *path, void *base)
+{
+    uint32_t roles = 0;
+    int rc = expect_list(walk, node, path, key, 1, 4);
+    for (size_t i = 0; rc == 0 && i < list_size(node); i++) {
+        const char *text;
+        rc = list_item_text(walk, node, i, path, &text);
+        uint32_t bit = 0;
+        while (rc == 0 && pd_role_words[bit] && strcmp(pd_role_words[bit], text) != 0)
+            bit++;
+        if (rc == 0 && !pd_role_words[bit])
+            return placed(walk, node, path,
+                          pd_error_set(walk->error, PD_EINVAL, "BAD_VALUE",
+                                       "'%.60s' is no role; expected produce, read, observe or "
+                                       "admin",
+                                       text));
+        roles |= 1u << bit;
+    }
+    memcpy((char *)base + key->offset_bytes, &roles, sizeof roles);
+    return rc;
+}
+
+static int set_auth(struct walk *walk, const struct pd_key *key, yaml_node_t *node,
+                    const char *path, struct pd_config *config)
+{
+    int rc = expect_list(walk, node, path, key, 0, PD_PRINCIPALS_MAX);
+    if (rc != 0 || list_size(node) == 0)
+        return rc;
+    config->auth = calloc(list_size(node), sizeof *config->auth);
+    if (!config->auth)
+        return no_memory(walk);
+    for (size_t i = 0; i < list_size(node); i++) {
+        struct pd_principal_config *principal = &config->auth[config->auth_count++];
+        char place[PATH_MAX_BYTES];
+        snprintf(place, sizeof place, "%.150s[%zu]", path, i);
+        rc = pd_keys_default(&pd_principal_keys, principal);
+        if (rc == 0)
+            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
+                              &pd_principal_keys, principal);
+        if (rc != 0)
+            return rc;
     }
     return 0;
 }
@@ -354,8 +406,12 @@ static int set_key(struct walk *walk, const struct pd_key *key, yaml_node_t *nod
     switch (key->kind) {
     case PD_KEY_LISTEN:
         return set_listen(walk, key, node, path, base);
-    case PD_KEY_STREAMS:
-        return set_streams(walk, key, node, path, base);
+    case PD_KEY_NAMES:
+        return set_names(walk, key, node, path, base);
+    case PD_KEY_ROLES:
+        return set_roles(walk, key, node, path, base);
+    case PD_KEY_AUTH:
+        return set_auth(walk, key, node, path, base);
     case PD_KEY_SOURCES:
         return set_sources(walk, key, node, path, base);
     case PD_KEY_NUMBERS:

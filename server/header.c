@@ -483,6 +483,11 @@ static void fill_shape(Packd__V1__BatchHeader *message, const struct pd_header_f
     message->max_seqlen_real = facts->max_seqlen_real;
     message->max_seqlen_padded = facts->max_seqlen_padded;
     message->fixed_segments = rules->fixed_segments;
+    message->width_bound = facts->width->bound_tokens;
+    message->saved_positions = facts->width->saved_positions;
+    message->attention_path = facts->width->varlen ? PACKD__V1__ATTENTION_PATH__ATTENTION_VARLEN
+                                                   : PACKD__V1__ATTENTION_PATH__ATTENTION_FIXED;
+    message->attention_why = (char *)facts->width->reason;
     message->pad_id = rules->pad_id;
     message->labels = rules->labels == PD_LABELS_SHIFTED
                           ? PACKD__V1__LABEL_CONVENTION__LABELS_SHIFTED

@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "packer/batch.h"
+#include "packer/width.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -36,6 +37,7 @@ struct pd_header_facts {
     const struct pd_batch *batch; /* measured; digests are read by header_pack */
     const struct pd_media *media; /* what the arrays between the built-in ones are of */
     const struct pd_step_totals *step_totals;
+    const struct pd_width_report *width;
     uint32_t max_seqlen_real, max_seqlen_padded; /* longest steps of the Megatron pair */
     uint64_t config_digest, plan_digest;
     uint32_t planner_version;

@@ -9,10 +9,11 @@
  * lies in the log. It knows nothing of rows and padding. */
 #include "server/log_internal.h"
 
+#include "base/digest.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #define CHUNK_BYTES 4096
 
@@ -133,7 +134,7 @@ static int copy_tokens(struct pd_log_reader *reader, const struct pd_segment *se
     }
     if (rc == 0 && done < slice->sample_tokens)
         return verify(reader, segment, column);
-    bool same = rc == 0 && XXH3_64bits(dst, column->size_bytes) == column->digest;
+    bool same = rc == 0 && pd_digest(dst, column->size_bytes) == column->digest;
     return verdict(reader, segment, column, rc, same);
 }
 
@@ -324,7 +325,7 @@ static int bodies_tensor(void *ctx, const struct pd_segment *segment,
     uint64_t copied = (uint64_t)(copy.at - copy.start);
     if (rc == 0 && copied < extent.size_bytes)
         return verify(reader, segment, &column);
-    bool same = rc == 0 && XXH3_64bits(dst, copied) == extent.digest;
+    bool same = rc == 0 && pd_digest(dst, copied) == extent.digest;
     return verdict(reader, segment, &column, rc, same);
 }
 

@@ -42,6 +42,8 @@
       "Real positions served, without the last, partly filled step of each job.")                \
     X(PD_F_FULL_STEP_ALL, "packd_full_step_positions_total",                                     \
       "All positions served, without the last, partly filled step of each job.")                 \
+    X(PD_F_SAVED, "packd_saved_positions_total",                                                 \
+      "Positions that dynamic widths spared against width_bound.")                               \
     X(PD_F_OVERLAP, "packd_overlap_tokens_total",                                                \
       "Tokens served a second time because a sample was split.")                                 \
     X(PD_F_LOSS, "packd_loss_tokens_total", "Loss targets served.")                              \

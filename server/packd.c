@@ -245,8 +245,14 @@ static void end_reload(struct daemon *d)
     config_free(d->file); /* the sequencer looks at the fresh one now */
     d->file = d->fresh;
     d->fresh = NULL;
-    if (pd_config_reload(&d->config, d->file, tell_reload, counts) != 0)
-        pd_log(PD_LOG_ERROR, "reload_failed", "text=\"no memory to compare it\"");
+    struct pd_error error = {0};
+    int rc = pd_config_reload(&d->config, d->file, tell_reload, counts);
+    if (rc != 0)
+        pd_error_set(&error, rc, "NO_MEMORY", "no memory to compare it");
+    if (rc == 0) /* certificates are read again by gRPC itself */
+        rc = pd_rpc_reload(d->rpc, &error);
+    if (rc != 0)
+        pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\"", error.reason, error.text);
     else
         pd_log(PD_LOG_INFO, "reloaded", "applied=%u ignored=%u feeds_changed=%u", counts[true],
                counts[false], d->reload.changed);
@@ -511,20 +517,28 @@ static void stop_http(void *ctx)
     pd_http_stop(((struct daemon *)ctx)->http);
 }
 
-/* {"pid", "grpc": [...], "http"}, by rename, so that a reader sees all of it or nothing. */
+static json_t *addresses_of(const struct daemon *d, enum pd_door door)
+{
+    uint32_t count;
+    const char *const *addresses = pd_rpc_addresses(d->rpc, door, &count);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        json_array_append_new(list, json_string(addresses[i]));
+    return list;
+}
+
+/* {"pid", "grpc": [...], "admin": [...], "health": [...], "http"}, by rename, so that a reader sees
+ * all of it or nothing. */
 static int write_ports(const struct daemon *d, struct pd_error *error)
 {
     char temporary[4096];
-    uint32_t count;
-    const char *const *addresses = pd_rpc_addresses(d->rpc, &count);
     if (!d->options.ports_path)
         return 0;
     snprintf(temporary, sizeof temporary, "%.4000s.%ld", d->options.ports_path, (long)getpid());
-    json_t *grpc = json_array();
-    for (uint32_t i = 0; i < count; i++)
-        json_array_append_new(grpc, json_string(addresses[i]));
-    json_t *root = json_pack("{s:i, s:o, s:s}", "pid", (int)getpid(), "grpc", grpc, "http",
-                             pd_http_address(d->http));
+    json_t *root =
+        json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
+                  addresses_of(d, PD_DOOR_MAIN), "admin", addresses_of(d, PD_DOOR_ADMIN), "health",
+                  addresses_of(d, PD_DOOR_HEALTH), "http", pd_http_address(d->http));
     int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
                      rename(temporary, d->options.ports_path) == 0
                  ? 0
@@ -541,7 +555,7 @@ static void announce(const struct daemon *d)
     char addresses[1024] = "";
     size_t used = 0;
     uint32_t count;
-    const char *const *all = pd_rpc_addresses(d->rpc, &count);
+    const char *const *all = pd_rpc_addresses(d->rpc, PD_DOOR_MAIN, &count);
     for (uint32_t i = 0; i < count && used < sizeof addresses; i++)
         used += (size_t)snprintf(addresses + used, sizeof addresses - used, "%s%s", i ? "," : "",
                                  all[i]);

@@ -142,6 +142,7 @@ void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *
     put_setting(buf, "stream_count", "%u", config->streams_to_end);
     put_setting(buf, "positions", "%s",
                 config->layout.positions == PD_POSITIONS_MROPE ? "mrope" : "1d");
+    put_setting(buf, "width_bound", "%u", config->layout.width_bound);
     put_setting(buf, "vision_window", "%u", config->layout.vision_window);
     put_drop_views(buf, config);
     put_keep_frames(buf, config);

@@ -22,6 +22,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Ready batches take so much, or this part of memory.batches, before those that every rank has
+ * received go. */
+#define COMPLETE_KEEP_BYTES (16u << 20)
+#define COMPLETE_PART 16
+
 /* ---- life ---- */
 
 static int locks_init(struct pd_serve *serve)
@@ -56,6 +61,9 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
     serve->feeds = feeds;
     serve->feed_count = config->feed_count;
     serve->budget_bytes = config->memory_batches_bytes;
+    serve->complete_keep_bytes = serve->budget_bytes / COMPLETE_PART;
+    if (serve->complete_keep_bytes < COMPLETE_KEEP_BYTES)
+        serve->complete_keep_bytes = COMPLETE_KEEP_BYTES;
     pd_list_init(&serve->turns);
     for (uint32_t i = 0; i < serve->feed_count; i++) {
         feeds[i].config = &config->feeds[i];
@@ -512,6 +520,7 @@ static void count_first(struct pd_served_totals *totals, const struct pd_box *bo
     totals->tail_tokens += batch->tail_tokens;
     totals->row_padding_tokens += batch->row_padding_tokens;
     totals->overlap_tokens += batch->totals.overlap_tokens;
+    totals->saved_positions += box->ready.saved_positions;
     totals->samples += batch->totals.samples;
     totals->segments += batch->real_segment_count;
     totals->loss_tokens += batch->totals.loss_tokens;

@@ -81,6 +81,7 @@ struct pd_ready_batch {
     uint8_t *payload; /* 64-byte aligned, batch.payload_bytes */
     uint8_t *header;  /* the serialised deterministic BatchHeader: byte-identical for every build */
     size_t header_bytes;
+    uint64_t saved_positions; /* against width_bound */
     uint64_t built_ns; /* monotonic: time it took to build and check */
     uint64_t checked_ns; /* of it: the structural check */
     /* delivery part */
@@ -200,6 +201,7 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
 struct pd_served_totals {
     uint64_t batches, rereads, steps_complete;
     uint64_t real_tokens, gap_tokens, tail_tokens, row_padding_tokens, overlap_tokens;
+    uint64_t saved_positions; /* by dynamic widths, against width_bound */
     uint64_t samples, segments, loss_tokens;
     uint64_t bytes;
     /* the same without the job's last, partly filled step: real, and all positions */

@@ -13,8 +13,12 @@
  * no other batch fills it. So a rank that holds high steps cannot keep the lowest from being built.
  * Slots that together pass the budget are not honoured against each other.
  *
- * What is evicted for a build, in this order, always without readers and not kept for a woken
- * waiter:
+ * Batches of steps that every rank has received stay for late peers, until a build comes while the
+ * ready batches together take more than complete_keep_bytes: a small set of memory that is used
+ * again and again is warm, and costs no page faults.
+ *
+ * What is evicted where a build does not fit, in this order, always without readers and not kept for
+ * a woken waiter:
  *   1. batches of steps that every rank has received, lowest step first: only a late peer or a
  *      re-read could want them;
  *   2. batches delivered at least once, lowest step first;
@@ -171,6 +175,14 @@ static void evict(struct pd_serve *serve, struct pd_entry *entry, struct pd_afte
     pd_entry_drop(serve, entry, after);
 }
 
+static void evict_complete(struct pd_serve *serve, uint64_t now_ns, struct pd_after *after)
+{
+    struct pd_entry *entry;
+    while (serve->gauges.ready_bytes > serve->complete_keep_bytes &&
+           (entry = victim(serve, RANK_COMPLETE, now_ns)))
+        evict(serve, entry, after);
+}
+
 /* ---- admission ---- */
 
 /* Slots of the jobs that have something in the tables: all of them, and those not filled, but for
@@ -245,6 +257,7 @@ bool pd_memory_admit(struct pd_serve *serve, struct pd_entry *entry, struct pd_a
 {
     bool asked = !pd_list_empty(&entry->waiters);
     uint64_t now_ns = pd_clock_mono_ns();
+    evict_complete(serve, now_ns, after);
     for (int rank = RANK_COMPLETE; rank < RANK_COUNT;) {
         if (fits(serve, entry))
             return reserve(serve, entry, false);

@@ -7,10 +7,11 @@
  * next. Labels are compared by packer/check.h alone (places and counts). Keeps no state. */
 #include "server/tokens_check.h"
 
+#include "base/digest.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 /* A segment and its place. */
 struct place {
@@ -49,7 +50,7 @@ static int compare_tokens(const struct pd_tokens_check *check, const struct pd_s
     if (rc != 0)
         return rc;
     if (segment->length_tokens == head->lengths[segment->index]) {
-        *same = XXH3_64bits(served, size_bytes) == head->token_digests[segment->index];
+        *same = pd_digest(served, size_bytes) == head->token_digests[segment->index];
         return 0;
     }
     int32_t *logged = malloc(size_bytes);
@@ -85,7 +86,7 @@ static int compare_elements(const struct pd_tokens_check *check, const struct pd
         return rc != 0 ? rc : PD_ECORRUPT;
     struct pd_tensor_extent extent = pd_block_head_extent(head, tensor, segment->index);
     if (size_bytes == extent.size_bytes) {
-        *same = XXH3_64bits(served, size_bytes) == extent.digest;
+        *same = pd_digest(served, size_bytes) == extent.digest;
         return 0;
     }
     uint8_t *logged = malloc(size_bytes);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "gpu/validator.h"
 #include "server/metrics.h"
+#include "server/validate_vision.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,6 +37,7 @@ struct job {
     struct pd_error error;
     char backend[8];
     int rc;
+    bool vision; /* the violations are the vision tower's: positions are patches */
     bool done;
 };
 
@@ -161,6 +163,22 @@ static const int32_t *array_of(const struct pd_ready_batch *batch, const char *n
                : NULL;
 }
 
+/* One tower of the vision model. What the probe cannot hold has the structural check alone. */
+static void probe_vision(struct pd_validation *v, struct job *job, enum pd_vision_tower tower)
+{
+    struct pd_vision_probe vision;
+    uint32_t window = v->config->feeds[job->batch->key.feed_index].layout.vision_window;
+    int made = pd_vision_probe_make(job->batch, tower, window, &vision);
+    if (made <= 0) {
+        job->rc = made;
+        return;
+    }
+    int rc = pd_validator_probe(v->validator, &vision.batch, &job->result, &job->error);
+    job->rc = rc == PD_ELIMIT ? 0 : rc;
+    job->vision = job->result.violation_count > 0;
+    pd_vision_probe_fini(&vision);
+}
+
 static void probe(struct pd_validation *v, struct job *job)
 {
     const struct pd_ready_batch *batch = job->batch;
@@ -176,6 +194,9 @@ static void probe(struct pd_validation *v, struct job *job)
     };
     uint64_t before_ns = pd_clock_mono_ns();
     job->rc = pd_validator_probe(v->validator, &wanted, &job->result, &job->error);
+    for (int tower = 0; tower < PD_VISION_TOWERS; tower++)
+        if (job->rc == 0 && job->result.violation_count == 0)
+            probe_vision(v, job, (enum pd_vision_tower)tower);
     uint64_t took_ns = pd_clock_mono_ns() - before_ns;
     pd_metric_observe(PD_M_PROBE_SECONDS, took_ns);
     pd_metric_heartbeat("validate");
@@ -257,8 +278,9 @@ static bool has_time(struct pd_validation *v)
 }
 
 /* The most telling kind that was found, at the first token listed for it. */
-static int violation(const struct pd_probe_result *result, struct pd_check_finding *finding)
+static int violation(const struct job *job, struct pd_check_finding *finding)
 {
+    const struct pd_probe_result *result = &job->result;
     uint32_t worst = 0, at = 0;
     while (worst + 1 < PD_PROBE_KIND_COUNT && result->kind_counts[worst] == 0)
         worst++;
@@ -277,9 +299,9 @@ static int violation(const struct pd_probe_result *result, struct pd_check_findi
         snprintf(foreign, sizeof foreign, " sees segment %d of row %d", first->foreign_segment,
                  first->foreign_row);
     snprintf(finding->text, sizeof finding->text,
-             "attention probe: %s at row %u position %u: segment %d%s; %llu positions in all", kind,
-             first->row, first->position, first->segment, foreign,
-             (unsigned long long)result->violation_count);
+             "attention probe: %s at row %u %s %u: segment %d%s; %llu positions in all", kind,
+             first->row, job->vision ? "patch" : "position", first->position, first->segment,
+             foreign, (unsigned long long)result->violation_count);
     return PD_ECORRUPT;
 }
 
@@ -344,7 +366,7 @@ int pd_validation_probe(void *ctx, struct pd_ready_batch *batch, struct pd_check
     batch->probed = true;
     bool clean = job.result.violation_count == 0;
     count(v, clean ? PD_PROBED_PASSED : PD_PROBED_VIOLATION);
-    return clean ? 0 : violation(&job.result, finding);
+    return clean ? 0 : violation(&job, finding);
 }
 
 int pd_validation_selftest(struct pd_validation *v, struct pd_selftest_order *order,

@@ -247,6 +247,7 @@ static void count_batch(const struct walk *walk, bool full_step)
     pd_metric_add_feed(PD_F_SAMPLES, feed, batch->totals.samples);
     pd_metric_add_feed(PD_F_LOSS, feed, batch->totals.loss_tokens);
     pd_metric_add_feed(PD_F_OVERLAP, feed, batch->totals.overlap_tokens);
+    pd_metric_add_feed(PD_F_SAVED, feed, walk->batch->saved_positions);
     pd_metric_add_set(PD_S_COMPUTE, feed, "packed", walk->packed);
     pd_metric_add_set(PD_S_COMPUTE, feed, "padded", walk->padded);
     if (!full_step)

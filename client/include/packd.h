@@ -80,6 +80,20 @@ struct packd_bytes {
     const uint8_t *data;
 };
 
+/* How to reach the server, in the options of every object. What is not set is taken from the
+ * environment: `server` from PACKD_SERVER (else PACKD_DEFAULT_SERVER), `token` from PACKD_TOKEN, the
+ * fields of `tls` from PACKD_CA, PACKD_CERT, PACKD_KEY and PACKD_TLS_NAME, `on` from PACKD_TLS=1.
+ *
+ * TLS is spoken to host:port where any of on, ca and cert is set, never over a Unix socket. The
+ * files are PEM and read once, at open. PACKD_EINVAL, reason TLS: one cannot be read, or a
+ * certificate comes without its key. */
+struct packd_tls {
+    bool on;
+    const char *ca;          /* authorities for the server's certificate; NULL: the system's */
+    const char *cert, *key;  /* what the client shows (mutual TLS); NULL: nothing */
+    const char *server_name; /* expected in the server's certificate; NULL: the host of `server` */
+};
+
 /* ---- producer -------------------------------------------------------------------------------- */
 
 struct packd_reject {
@@ -90,8 +104,9 @@ struct packd_reject {
 };
 
 struct packd_producer_options {
-    const char *server;     /* NULL: PACKD_DEFAULT_SERVER. host:port or unix:/path */
-    const char *token;      /* bearer token, NULL: none */
+    const char *server;     /* host:port or unix:/path */
+    const char *token;      /* bearer token */
+    struct packd_tls tls;
     const char *feed;       /* NULL: "default" */
     const char *stream;     /* required */
     const char *source;     /* NULL: "default" */
@@ -291,6 +306,7 @@ struct packd_commit_needed {
 struct packd_job_options {
     const char *server;
     const char *token;
+    struct packd_tls tls;
     const char *feed;   /* NULL: "default" */
     const char *job;    /* required */
     const char *client; /* free text; NULL: host and process */
@@ -497,6 +513,7 @@ void packd_job_close(struct packd_job *job);
 struct packd_admin_options {
     const char *server;
     const char *token;
+    struct packd_tls tls;
     int64_t timeout_ms; /* 0: 10,000 */
 };
 

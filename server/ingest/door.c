@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/digest.h"
 #include "packer/batch.h"
 
 #include <inttypes.h>
@@ -213,7 +214,7 @@ static uint64_t scan_column(struct pd_body *body, uint64_t size, uint32_t *most)
         return XXH3_64bits(NULL, 0);
     if (run == size) {
         *most = largest(data, run / 4);
-        return XXH3_64bits(data, run);
+        return pd_digest(data, run);
     }
     (void)XXH3_64bits_reset(&state);
     *most = 0;

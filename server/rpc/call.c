@@ -309,7 +309,8 @@ static void post_close(struct pd_call *call)
     start_batch(call, &op, 1, &call->on_close);
 }
 
-void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_method *method)
+static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
+                                 const struct pd_method *method)
 {
     PD_CHECK(method->call_bytes >= sizeof(struct pd_call));
     struct pd_call *call = calloc(1, method->call_bytes);
@@ -318,7 +319,7 @@ void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct 
         (void)grpc_call_cancel_with_status(grpc, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory",
                                            NULL);
         grpc_call_unref(grpc);
-        return;
+        return NULL;
     }
     call->magic = PD_CALL_MAGIC;
     call->refs = 1;
@@ -335,7 +336,36 @@ void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct 
     call->started_ns = pd_clock_mono_ns();
     pd_metric_call_started(method->path);
     post_close(call);
+    return call;
+}
+
+void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_method *method,
+                    const struct pd_principal_config *who)
+{
+    struct pd_call *call = make_call(thread, grpc, method);
+
+    if (!call)
+        return;
+    call->who = who;
     if (method->start)
         method->start(call);
     pd_call_read(call);
+}
+
+void pd_call_refuse(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_error *error)
+{
+    struct pd_call *call = make_call(thread, grpc, &pd_method_refused);
+
+    if (call)
+        pd_call_fail(call, error);
+}
+
+bool pd_call_may_use(struct pd_call *call, const char *feed)
+{
+    struct pd_error error;
+
+    if (pd_access_feed(call->who, feed, &error) == 0)
+        return true;
+    pd_call_fail(call, &error);
+    return false;
 }

@@ -17,6 +17,7 @@
 #include "base/list.h"
 #include "proto/packd.pb-c.h"
 #include "server/ingest/credit.h"
+#include "server/rpc/access.h"
 #include "server/rpc/rpc.h"
 
 #include <grpc/byte_buffer.h>
@@ -67,6 +68,7 @@ struct pd_call {
     struct pd_link link; /* thread->calls */
     struct pd_rpc_thread *thread;
     const struct pd_method *method;
+    const struct pd_principal_config *who; /* NULL: nobody was asked */
     grpc_call *call;
     struct pd_tag on_read, on_write, on_status, on_close;
     grpc_byte_buffer *incoming; /* of the read in flight */
@@ -95,29 +97,40 @@ struct pd_rpc_thread {
     uint64_t tick_at_ns;
 };
 
+struct pd_shutdown_tag {
+    struct pd_tag tag;
+    struct pd_rpc *rpc;
+};
+
 struct pd_rpc {
     struct pd_rpc_options options;
-    grpc_server *server;
+    grpc_server *servers[PD_DOORS]; /* NULL: no such listener */
+    struct pd_access *access;
     struct pd_rpc_thread *threads;
     uint32_t thread_count;
-    char **addresses;
-    uint32_t address_count;
+    char *addresses[PD_DOORS][PD_LISTEN_MAX];
+    uint32_t address_counts[PD_DOORS];
     uint64_t incarnation, started_wall_ns;
     struct pd_credit_pool credit;
     atomic_bool serving, draining, stopping;
     _Atomic(const char *) fault; /* NULL: none */
     atomic_uint push_calls, fetch_calls;
-    struct pd_tag on_shutdown;
+    struct pd_shutdown_tag on_shutdown[PD_DOORS];
     /* Guards what follows: pd_rpc_stop waits for both. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint32_t live; /* calls and posted accepts */
-    bool server_down;
+    uint32_t servers_down;
 };
 
 /* ---- rpc.c ---- */
 void pd_rpc_live_add(struct pd_rpc *rpc, int amount);
 bool pd_rpc_is_ready(struct pd_rpc *rpc);
+
+/* ---- listeners.c ---- */
+/* Makes the servers and binds their addresses; rpc->addresses has them as bound. */
+int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
+int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 
 /* ---- methods.c ---- */
 /* The method with this path; an unknown one gives the method that answers UNIMPLEMENTED. Never
@@ -125,13 +138,19 @@ bool pd_rpc_is_ready(struct pd_rpc *rpc);
 const struct pd_method *pd_method_find(const char *path, size_t size);
 /* Tells the metrics of all of them; before threads exist. */
 void pd_methods_tell_metrics(void);
+extern const struct pd_method pd_method_refused; /* does nothing: the call has failed already */
 extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_job[],
     pd_methods_admin[], pd_methods_control[], pd_methods_explain[], pd_methods_status[],
     pd_methods_health[], pd_methods_reflection[]; /* each ends with path NULL */
 
 /* ---- call.c: the owner thread only, but for pd_call_post ---- */
 /* Takes the gRPC call; on failure it is cancelled. */
-void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_method *method);
+void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_method *method,
+                    const struct pd_principal_config *who);
+/* Takes the gRPC call and ends it with the error, whatever its method is. */
+void pd_call_refuse(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_error *error);
+/* False: the feed is none of the caller's, and the call has failed with NOT_ALLOWED. */
+bool pd_call_may_use(struct pd_call *call, const char *feed);
 static inline void pd_call_ref(struct pd_call *call)
 {
     call->refs++;

@@ -593,6 +593,8 @@ static void take_open(struct fetch *fetch, Packd__V1__FetchOpen *open)
         pd_call_fail(call, &error);
         return;
     }
+    if (!pd_call_may_use(call, fetch->feed))
+        return;
     fetch->key.generation = open->generation;
     fetch->key.step = open->first_step;
     fetch->key.micro = open->first_micro;

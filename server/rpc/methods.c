@@ -20,6 +20,9 @@ static void ignore(struct pd_call *call, grpc_byte_buffer *buffer)
     grpc_byte_buffer_destroy(buffer);
 }
 
+const struct pd_method pd_method_refused = {
+    .path = "refused", .call_bytes = sizeof(struct pd_call), .unary = true, .message = ignore};
+
 static const struct pd_method unknown = {.path = "unknown",
                                          .call_bytes = sizeof(struct pd_call),
                                          .unary = true,

@@ -139,6 +139,7 @@ void push_take_hello(struct push *push, const Packd__V1__Hello *hello)
     } else if (pd_feed_name_copy(request->feed, hello->feed, &error) != 0 ||
                pd_name_copy(request->stream, "stream", hello->stream, &error) != 0 ||
                pd_name_copy(request->source, "source", source, &error) != 0 ||
+               pd_access_feed(push->call.who, request->feed, &error) != 0 ||
                check_hello(push, hello, request->feed, &error) != 0 ||
                pd_credit_open(&push->credit, &push_rpc(push)->credit, window_bytes(push), &error) !=
                    0) {

@@ -30,7 +30,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define ACCEPTS_PER_THREAD 64
+/* Posted for each queue and door. */
+static const uint32_t accepts_per_thread[PD_DOORS] = {64, 8, 8};
 #define THREADS_MAX 64
 /* After all calls were cancelled, gRPC needs only its own threads' time to give everything back. */
 #define CANCEL_WAIT_NS 10000000000u
@@ -41,6 +42,7 @@
 struct accept {
     struct pd_tag tag;
     struct pd_rpc_thread *thread;
+    enum pd_door door;
     grpc_call *call;
     grpc_call_details details;
     grpc_metadata_array metadata;
@@ -68,23 +70,37 @@ static void accept_free(struct accept *accept)
     pd_rpc_live_add(rpc, -1);
 }
 
-static void accept_post(struct pd_rpc_thread *thread);
+static void accept_post(struct pd_rpc_thread *thread, enum pd_door door);
+
+/* Hands the call to its method, or ends it where its maker may not call that. */
+static void begin_call(const struct accept *accept)
+{
+    const grpc_slice slice = accept->details.method;
+    const char *path = (const char *)GRPC_SLICE_START_PTR(slice);
+    const struct pd_principal_config *who;
+    struct pd_error error;
+    int rc = pd_access_admit(accept->thread->rpc->access, accept->door, path,
+                             GRPC_SLICE_LENGTH(slice), accept->call, &accept->metadata, &who,
+                             &error);
+    if (rc == 0)
+        pd_call_accept(accept->thread, accept->call, pd_method_find(path, GRPC_SLICE_LENGTH(slice)),
+                       who);
+    else
+        pd_call_refuse(accept->thread, accept->call, &error);
+}
 
 static void on_accept(struct pd_tag *tag, bool ok)
 {
     struct accept *accept = PD_CONTAINER_OF(tag, struct accept, tag);
 
     if (ok) {
-        accept_post(accept->thread);
-        const grpc_slice path = accept->details.method;
-        pd_call_accept(
-            accept->thread, accept->call,
-            pd_method_find((const char *)GRPC_SLICE_START_PTR(path), GRPC_SLICE_LENGTH(path)));
+        accept_post(accept->thread, accept->door);
+        begin_call(accept);
     }
     accept_free(accept);
 }
 
-static void accept_post(struct pd_rpc_thread *thread)
+static void accept_post(struct pd_rpc_thread *thread, enum pd_door door)
 {
     if (atomic_load(&thread->rpc->stopping))
         return;
@@ -93,11 +109,12 @@ static void accept_post(struct pd_rpc_thread *thread)
         return; /* the other accepts of the queue go on */
     accept->tag.done = on_accept;
     accept->thread = thread;
+    accept->door = door;
     grpc_call_details_init(&accept->details);
     grpc_metadata_array_init(&accept->metadata);
     pd_rpc_live_add(thread->rpc, 1);
     grpc_call_error rc =
-        grpc_server_request_call(thread->rpc->server, &accept->call, &accept->details,
+        grpc_server_request_call(thread->rpc->servers[door], &accept->call, &accept->details,
                                  &accept->metadata, thread->cq, thread->cq, &accept->tag);
     if (rc != GRPC_CALL_OK)
         accept_free(accept);
@@ -182,76 +199,6 @@ static void grpc_line(gpr_log_func_args *args)
                args->message);
 }
 
-static grpc_arg int_arg(const char *key, int value)
-{
-    return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
-}
-
-static int int_of(uint64_t value)
-{
-    return value > INT32_MAX ? INT32_MAX : (int)value;
-}
-
-/* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read
- * may buffer stays near the look-ahead. Frames of up to 1 MiB: fewer slices for a piece, a third
- * less time in the rpc and sequencer threads than with 16 KiB. */
-static grpc_server *make_server(const struct pd_config *config)
-{
-    grpc_arg args[] = {
-        int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
-        int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 512 << 10),
-        int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20),
-        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
-        int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
-        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, int_of((uint64_t)config->push_calls_max + 4096)),
-        int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
-        int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
-        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
-        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000),
-        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000),
-        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
-    };
-    grpc_channel_args list = {.num_args = PD_COUNT_OF(args), .args = args};
-
-    return grpc_server_create(&list, NULL);
-}
-
-/* "host:0" with the port that was bound; other addresses as they are. */
-static char *bound_address(const char *address, int port)
-{
-    const char *colon = strrchr(address, ':');
-    char *text;
-
-    if (strncmp(address, "unix:", 5) == 0 || !colon)
-        return strdup(address);
-    return asprintf(&text, "%.*s:%d", (int)(colon - address), address, port) < 0 ? NULL : text;
-}
-
-static int bind_all(struct pd_rpc *rpc, struct pd_error *error)
-{
-    const struct pd_config *config = rpc->options.config;
-    grpc_server_credentials *credentials = grpc_insecure_server_credentials_create();
-    int rc = 0;
-
-    for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
-        int port = grpc_server_add_http2_port(rpc->server, config->listen[i], credentials);
-        if (port == 0) {
-            rc = pd_error_set(
-                error, PD_EUNAVAIL, "BIND",
-                "cannot listen on %s: the address is in use, or not one of this machine",
-                config->listen[i]);
-            break;
-        }
-        rpc->addresses[i] = bound_address(config->listen[i], port);
-        rpc->address_count++;
-        if (!rpc->addresses[i])
-            rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
-    }
-    grpc_server_credentials_release(credentials);
-    return rc;
-}
-
 static uint32_t threads_wanted(const struct pd_config *config)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -267,8 +214,7 @@ static int make_threads(struct pd_rpc *rpc, struct pd_error *error)
     uint32_t count = threads_wanted(rpc->options.config);
 
     rpc->threads = calloc(count, sizeof(*rpc->threads));
-    rpc->addresses = calloc(rpc->options.config->listen_count + 1, sizeof(*rpc->addresses));
-    if (!rpc->threads || !rpc->addresses)
+    if (!rpc->threads)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rpc threads", count);
     for (; rpc->thread_count < count; rpc->thread_count++) {
         struct pd_rpc_thread *thread = &rpc->threads[rpc->thread_count];
@@ -276,7 +222,9 @@ static int make_threads(struct pd_rpc *rpc, struct pd_error *error)
         thread->index = rpc->thread_count;
         pd_list_init(&thread->calls);
         thread->cq = grpc_completion_queue_create_for_next(NULL);
-        grpc_server_register_completion_queue(rpc->server, thread->cq, NULL);
+        for (int door = 0; door < PD_DOORS; door++)
+            if (rpc->servers[door])
+                grpc_server_register_completion_queue(rpc->servers[door], thread->cq, NULL);
     }
     return 0;
 }
@@ -290,19 +238,20 @@ static int start_threads(struct pd_rpc *rpc, struct pd_error *error)
             return pd_error_set(error, PD_ENOMEM, "THREAD", "cannot start rpc thread %u: %s", i,
                                 strerror(rc));
         thread->started = true;
-        for (uint32_t n = 0; n < ACCEPTS_PER_THREAD; n++)
-            accept_post(thread);
+        for (int door = 0; door < PD_DOORS; door++)
+            for (uint32_t n = 0; rpc->servers[door] && n < accepts_per_thread[door]; n++)
+                accept_post(thread, (enum pd_door)door);
     }
     return 0;
 }
 
 static void on_server_down(struct pd_tag *tag, bool ok)
 {
-    struct pd_rpc *rpc = PD_CONTAINER_OF(tag, struct pd_rpc, on_shutdown);
+    struct pd_rpc *rpc = PD_CONTAINER_OF(tag, struct pd_shutdown_tag, tag)->rpc;
 
     (void)ok;
     pthread_mutex_lock(&rpc->lock);
-    rpc->server_down = true;
+    rpc->servers_down++;
     pthread_cond_broadcast(&rpc->changed);
     pthread_mutex_unlock(&rpc->lock);
 }
@@ -347,7 +296,8 @@ static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
         return NULL;
     }
     rpc->options = *options;
-    rpc->on_shutdown.done = on_server_down;
+    for (int door = 0; door < PD_DOORS; door++)
+        rpc->on_shutdown[door] = (struct pd_shutdown_tag){{on_server_down}, rpc};
     rpc->started_wall_ns = pd_clock_wall_ns();
     if (getrandom(&rpc->incarnation, sizeof(rpc->incarnation), 0) != sizeof(rpc->incarnation))
         rpc->incarnation = rpc->started_wall_ns;
@@ -363,14 +313,17 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     gpr_set_log_function(grpc_line);
     pd_methods_tell_metrics();
     grpc_init();
-    rpc->server = make_server(options->config);
-    int rc = rpc->server ? 0 : pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
+    int rc = pd_access_new(options->config, &rpc->access, error);
+    if (rc == 0)
+        rc = pd_listeners_make(rpc, error);
     if (rc == 0)
         rc = make_threads(rpc, error);
     if (rc == 0)
-        rc = bind_all(rpc, error);
+        rc = pd_listeners_bind(rpc, error);
     if (rc == 0) {
-        grpc_server_start(rpc->server);
+        for (int door = 0; door < PD_DOORS; door++)
+            if (rpc->servers[door])
+                grpc_server_start(rpc->servers[door]);
         rc = start_threads(rpc, error);
     }
     if (rc != 0) {
@@ -384,10 +337,10 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
 
 /* ---- running ---- */
 
-const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count)
+const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, enum pd_door door, uint32_t *count)
 {
-    *count = rpc->address_count;
-    return (const char *const *)rpc->addresses;
+    *count = rpc->address_counts[door];
+    return (const char *const *)rpc->addresses[door];
 }
 
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc)
@@ -410,6 +363,11 @@ void pd_rpc_drain(struct pd_rpc *rpc)
     atomic_store(&rpc->draining, true);
 }
 
+int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error)
+{
+    return pd_access_reload(rpc->access, error);
+}
+
 bool pd_rpc_is_ready(struct pd_rpc *rpc)
 {
     return atomic_load(&rpc->serving) && !atomic_load(&rpc->draining) &&
@@ -421,7 +379,9 @@ void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
     pthread_mutex_lock(&rpc->lock);
     gauges->calls = rpc->live;
     pthread_mutex_unlock(&rpc->lock);
-    uint64_t accepts = (uint64_t)rpc->thread_count * ACCEPTS_PER_THREAD;
+    uint64_t accepts = 0;
+    for (int door = 0; door < PD_DOORS; door++)
+        accepts += rpc->servers[door] ? rpc->thread_count * accepts_per_thread[door] : 0;
     gauges->calls -= gauges->calls < accepts ? gauges->calls : accepts;
     gauges->push_calls = atomic_load(&rpc->push_calls);
     gauges->fetch_calls = atomic_load(&rpc->fetch_calls);
@@ -431,19 +391,28 @@ void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
 
 /* ---- stop ---- */
 
+static uint32_t servers_made(const struct pd_rpc *rpc)
+{
+    uint32_t count = 0;
+    for (int door = 0; door < PD_DOORS; door++)
+        count += rpc->servers[door] != NULL;
+    return count;
+}
+
 /* True when no call is left (and, with_server, gRPC has closed all connections); false when the
  * time has passed. */
 static bool wait_down(struct pd_rpc *rpc, bool with_server, uint64_t wait_ns)
 {
+    uint32_t servers = with_server ? servers_made(rpc) : 0;
     uint64_t until_ns = pd_clock_mono_ns() + wait_ns;
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                              .tv_nsec = (long)(until_ns % 1000000000u)};
     int rc = 0;
 
     pthread_mutex_lock(&rpc->lock);
-    while (rc == 0 && !(rpc->live == 0 && (rpc->server_down || !with_server)))
+    while (rc == 0 && !(rpc->live == 0 && rpc->servers_down >= servers))
         rc = pthread_cond_timedwait(&rpc->changed, &rpc->lock, &until);
-    bool down = rpc->live == 0 && (rpc->server_down || !with_server);
+    bool down = rpc->live == 0 && rpc->servers_down >= servers;
     pthread_mutex_unlock(&rpc->lock);
     return down;
 }
@@ -463,23 +432,34 @@ static void finish_queue(struct pd_rpc_thread *thread)
         pd_log_reader_free(thread->reader);
 }
 
-static void stop_server(struct pd_rpc *rpc, uint64_t grace_ns)
+/* One server's end; the notice of a queue without a thread is taken here, it is all there is in it. */
+static void shut_server(struct pd_rpc *rpc, int door)
 {
     struct pd_rpc_thread *first = &rpc->threads[0];
+    struct pd_tag *tag = &rpc->on_shutdown[door].tag;
 
-    grpc_server_shutdown_and_notify(rpc->server, first->cq, &rpc->on_shutdown);
-    if (!first->started) { /* nobody reads the queue: the notice is all there is in it */
-        grpc_event event =
-            grpc_completion_queue_next(first->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-        PD_CHECK(event.type == GRPC_OP_COMPLETE && event.tag == &rpc->on_shutdown);
-        on_server_down(&rpc->on_shutdown, true);
-    }
+    grpc_server_shutdown_and_notify(rpc->servers[door], first->cq, tag);
+    if (first->started)
+        return;
+    grpc_event event =
+        grpc_completion_queue_next(first->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    PD_CHECK(event.type == GRPC_OP_COMPLETE && event.tag == tag);
+    on_server_down(tag, true);
+}
+
+static void stop_servers(struct pd_rpc *rpc, uint64_t grace_ns)
+{
+    for (int door = 0; door < PD_DOORS; door++)
+        if (rpc->servers[door])
+            shut_server(rpc, door);
     if (!wait_down(rpc, false, grace_ns))
         pd_log(PD_LOG_WARN, "calls_cancelled",
                "text=\"some calls did not end within the grace period\"");
     else if (wait_down(rpc, true, GOAWAY_WAIT_NS))
         return;
-    grpc_server_cancel_all_calls(rpc->server); /* closes all connections too */
+    for (int door = 0; door < PD_DOORS; door++)
+        if (rpc->servers[door])
+            grpc_server_cancel_all_calls(rpc->servers[door]); /* closes all connections too */
     if (!wait_down(rpc, true, CANCEL_WAIT_NS))
         pd_panic(__FILE__, __LINE__, "%u gRPC calls did not end after they were cancelled",
                  rpc->live);
@@ -490,12 +470,13 @@ void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
     atomic_store(&rpc->draining, true);
     atomic_store(&rpc->stopping, true);
     if (rpc->thread_count > 0)
-        stop_server(rpc, grace_ns);
+        stop_servers(rpc, grace_ns);
     for (uint32_t i = 0; i < rpc->thread_count; i++)
         finish_queue(&rpc->threads[i]);
-    if (rpc->server)
-        grpc_server_destroy(rpc->server);
-    rpc->server = NULL;
+    for (int door = 0; door < PD_DOORS; door++)
+        if (rpc->servers[door])
+            grpc_server_destroy(rpc->servers[door]);
+    memset(rpc->servers, 0, sizeof(rpc->servers));
     /* Blocking, so that every slice that points into a batch is gone before the batches' owner is.
      */
     grpc_shutdown_blocking();
@@ -504,10 +485,11 @@ void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
 void pd_rpc_free(struct pd_rpc *rpc)
 {
     pd_credit_pool_fini(&rpc->credit);
-    for (uint32_t i = 0; i < rpc->address_count; i++)
-        free(rpc->addresses[i]);
-    free(rpc->addresses);
+    for (int door = 0; door < PD_DOORS; door++)
+        for (uint32_t i = 0; i < rpc->address_counts[door]; i++)
+            free(rpc->addresses[door][i]);
     free(rpc->threads);
+    pd_access_free(rpc->access);
     (void)pthread_cond_destroy(&rpc->changed);
     (void)pthread_mutex_destroy(&rpc->lock);
     free(rpc);

@@ -22,6 +22,10 @@
 
 struct pd_rpc;
 
+/* Which listener a call came through: `listen`, `listen_admin`, `listen_health`. */
+enum pd_door { PD_DOOR_MAIN, PD_DOOR_ADMIN, PD_DOOR_HEALTH };
+#define PD_DOORS 3
+
 /* All borrowed until pd_rpc_free. */
 struct pd_rpc_options {
     const struct pd_config *config;
@@ -41,11 +45,14 @@ struct pd_rpc_options {
  * PD_ENOMEM. */
 int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc,
                  struct pd_error *error) PD_MUST_CHECK;
-/* What is listened on, "host:port" with the port that was bound, or "unix:/path"; as many as
- * config->listen, owned by rpc. */
-const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, uint32_t *count);
+/* What is listened on at a door, "host:port" with the port that was bound, or "unix:/path"; as many
+ * as the configuration lists, owned by rpc. */
+const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, enum pd_door door, uint32_t *count);
 /* Random per start: on the wire, so that clients see a restart. */
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
+/* Reads the token files of `auth` again (certificates are read again by themselves); on failure those
+ * in force stay. Main thread. */
+int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
 /* Why packd is not ready although it serves (static text: a feed is halted, the validator has

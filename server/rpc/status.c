@@ -31,6 +31,7 @@ static Packd__V1__ServedPositions *served_of(struct report *report,
     served->tail = totals->tail_tokens;
     served->gap = totals->gap_tokens;
     served->row_padding = totals->row_padding_tokens;
+    served->saved = totals->saved_positions;
     return served;
 }
 
@@ -487,7 +488,8 @@ static void answer_status(struct pd_call *call, const struct pd_request_status *
     response.feeds =
         pd_arena_take(&report.arena, (status->feed_count + 1) * sizeof(*response.feeds));
     for (uint32_t i = 0; i < status->feed_count; i++) {
-        if (report.wire->feed[0] && strcmp(report.wire->feed, status->feeds[i].name) != 0)
+        if ((report.wire->feed[0] && strcmp(report.wire->feed, status->feeds[i].name) != 0) ||
+            !pd_access_has_feed(call->who, status->feeds[i].name))
             continue;
         Packd__V1__FeedStatus *feed = pd_arena_take(&report.arena, sizeof(*feed));
         fill_feed(&report, feed, &status->feeds[i]);
@@ -512,6 +514,9 @@ static void on_status(struct pd_ask *ask)
 static void status(struct pd_call *call, grpc_byte_buffer *buffer)
 {
     if (!pd_unary_decode(call, &packd__v1__status_request__descriptor, buffer))
+        return;
+    const Packd__V1__StatusRequest *wire = (const void *)pd_unary_of(call)->request;
+    if (wire->feed[0] && !pd_call_may_use(call, wire->feed))
         return;
     struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_STATUS, on_status);
     if (ask)

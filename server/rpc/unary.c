@@ -17,7 +17,7 @@ bool pd_unary_names(struct pd_call *call, const char *feed, const char *job)
 
     if (pd_feed_name_copy(unary->feed, feed, &error) == 0 &&
         (!job || pd_name_copy(unary->job, "job", job, &error) == 0))
-        return true;
+        return pd_call_may_use(call, unary->feed);
     pd_call_fail(call, &error);
     return false;
 }

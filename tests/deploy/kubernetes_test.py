@@ -167,7 +167,7 @@ class KubernetesTest(unittest.TestCase):
             packd = packd_of(template)
             mounts = {m["mountPath"] for m in packd["volumeMounts"] if not m.get("readOnly")}
             self.assertTrue(any(config["log"]["path"].startswith(m) for m in mounts), path)
-            listeners = [entry if isinstance(entry, str) else entry["address"] for entry in config["listen"]]
+            listeners = config["listen"] + config.get("listen_admin", []) + config.get("listen_health", [])
             for listener in listeners:
                 if listener.startswith("unix:"):
                     self.assertIn(os.path.dirname(listener.removeprefix("unix:")), mounts, path)
@@ -230,7 +230,7 @@ class KubernetesTest(unittest.TestCase):
     def test_alerts_are_those_of_prometheus(self):
         (rule,) = of_kind(self.rendered["deploy/k8s/examples/central"], "PrometheusRule")
         with open("deploy/prometheus/rules.yaml") as file:
-            self.assertEqual(rule["spec"]["groups"], yaml.safe_load(file)["groups"])
+            self.assertEqual(rule["spec"]["groups"], yaml.safe_load(file)["groups"], "run deploy/prometheus/prometheus_rule.py")
 
     def test_commands_of_the_manifests_work(self):
         """The preStop hook and the example trainer's script, against a real daemon."""

@@ -5,9 +5,11 @@ was pushed; positions and vision boundaries follow the published definitions of 
 """
 
 import math
+import os
 import sys
 import unittest
 
+import grpc
 import numpy as np
 
 import harness
@@ -254,6 +256,57 @@ class Vla(unittest.TestCase):
         self.assertTrue(views["right_wrist"].seen and views["tpyo"].dropped)
         self.assertFalse(views["tpyo"].seen)
         self.assertEqual(views["right_wrist"].spans, len(self.samples))
+
+    def test_same_samples_whole_and_pruned(self):
+        """Without packing, pack k is sample k whatever is pruned: two feeds have the same samples in every step."""
+        more = {"strategy": "none", "width": "batch", "width_bound": 110}
+        feeds = [vla_feed("whole", **more), vla_feed("pruned", drop_views={"libero": ["right_wrist"]}, keep_frames={"libero": 2},
+                                                     **more)]
+        with harness.Daemon(feeds=feeds) as packd:
+            for feed in ("whole", "pruned"):
+                push(packd.address, feed, self.samples)
+                peer.end_feed(packd.address, feed)
+            whole, pruned = (self.fetch_all(packd, feed) for feed in ("whole", "pruned"))
+            served = {feed.name: feed.served for feed in peer.admin(packd.address, "Status", pb.StatusRequest()).feeds}
+            metrics = packd.metrics()
+        self.assertEqual({key: list(b.header.samples.seq) for key, b in whole.items()},
+                         {key: list(b.header.samples.seq) for key, b in pruned.items()})
+        for name, batches in (("whole", whole), ("pruned", pruned)):
+            saved = 0
+            for batch in batches.values():
+                h = batch.header
+                self.assertEqual(h.width_bound, 110)
+                self.assertEqual(h.saved_positions, h.rows * max(0, 110 - h.width))
+                self.assertIn(h.attention_path, (pb.ATTENTION_VARLEN, pb.ATTENTION_FIXED))
+                self.assertIn("less than 2 rows of", h.attention_why)
+                saved += h.saved_positions
+            self.assertEqual(served[name].saved, saved)
+            self.assertEqual(metrics[f'packd_saved_positions_total{{feed="{name}"}}'], saved)
+        for batch in pruned.values():  # of three frames two are left, of one it stays
+            self.assertLessEqual(set(batch["image_grid_thw"][:, 0]), {1, 2})
+
+    def test_damaged_patches_are_named(self):
+        """One byte of one patch changes in the log: the sample is named, and no batch carries it."""
+        with harness.Daemon(feeds=[vla_feed("default")]) as packd:
+            push(packd.address, "default", self.samples)
+            peer.end_feed(packd.address)
+            packd.stop()
+            path = os.path.join(packd.directory, "data", "data.mdb")
+            with open(path, "r+b") as file:
+                at = file.read().find(self.samples[0].pixels[3].tobytes())
+                self.assertGreater(at, 0)
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1]))
+            packd.start()
+            call = peer.Fetch(packd.address, peer.open_job(packd.address))
+            with self.assertRaises(grpc.RpcError) as caught:
+                call.all()
+            detail = peer.error_detail(caught.exception)
+            self.assertEqual((caught.exception.code(), detail.reason), (grpc.StatusCode.DATA_LOSS, "SAMPLE_DAMAGED"))
+            self.assertIn("sample 0 of stream 'robot-default'", detail.text)
+            self.assertIn("pixel_values", detail.text)
 
     def test_half_of_the_visual_half(self):
         """Half of the tokens are visual; without half of these 43.75 % of the attention cost is gone."""

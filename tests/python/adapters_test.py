@@ -271,6 +271,16 @@ class LabelsTest(unittest.TestCase):
         self.assertEqual(list(row["advantage"].shape), [1, 32])
         self.assertEqual(row["id"].tolist(), [11, 21, 31, 41])
         self.assertEqual(list(adapters.get("maxtext")(batch, extras=("advantage",))["advantage"].shape), [2, 16])
+        for name in adapters.names():
+            output = adapters.get(name)(batch, extras=("advantage",))
+            shape = [2, 16] if name in ("sdpa", "maxtext", "mamba", "numpy", "jax") else [32] if name == "torchtitan" else [1, 32]
+            output = output[0] if name == "torchtitan" else output
+            self.assertEqual(list(output["advantage"].shape), shape, name)
+            like = next((output[key] for key in ("tokens", "input_ids", "inputs", "input") if key in output), None)
+            if like is not None:
+                self.assertEqual(flat(output["advantage"]), [t / 2 for t in flat(like)], name)
+        rows, _ = adapters.get("torchtitan")(batch, extras=("advantage",), flat=False)
+        self.assertEqual(list(rows["advantage"].shape), list(rows["input"].shape))
         share = adapters.get("jax")(batch, cp_size=2, cp_rank=1)
         self.assertEqual(flat(share["advantage"]), [t / 2 for t in flat(share["tokens"])])
         with self.assertRaisesRegex(packd.errors.InvalidArgument, "no array 'advantages'"):

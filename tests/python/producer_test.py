@@ -162,6 +162,21 @@ class ProducerTest(unittest.TestCase):
                 producer.flush()
             self.assertEqual(caught.exception.reason, "BAD_TENSOR")
             producer.close(0)
+            server.packctl("end-feed")
+            found, ragged = {}, {"pixels": [], "jpeg": []}
+            for batch in batches(server):
+                for name, parts in ragged.items():
+                    parts.append(batch[name])
+                for at, row in enumerate(batch["sample_index"]):
+                    if row >= 0:
+                        cut = slice(int(batch["cu_seqlens"][at]), int(batch["cu_seqlens"][at]) + 8)
+                        found[batch.samples[int(row)].seq] = [batch[name].reshape(-1)[cut].tolist() for name in ("advantage", "half")]
+                        self.assertEqual(batch["action"][row].shape, (5, 2))
+                self.assertEqual(batch.dtypes["half"], "bfloat16")
+            self.assertEqual(sorted(found), list(range(5)))
+            self.assertEqual(found[1], [[0, *numpy.linspace(0, 1, 8, dtype="float32")[1:].tolist()], [0x3f80] * 8])
+            numpy.testing.assert_array_equal(numpy.concatenate(ragged["pixels"]), numpy.concatenate([patches, patches]))
+            self.assertEqual(numpy.concatenate(ragged["jpeg"]).tobytes(), b"jpegjpeg")
 
     def test_arrays_of_every_make(self):
         base = numpy.arange(40, dtype="int64")

@@ -18,6 +18,7 @@ struct small_batch {
     struct pd_pack pack;
     struct pd_batch batch;
     struct pd_step_totals step;
+    struct pd_width_report width;
     struct pd_header_facts facts;
 };
 
@@ -61,6 +62,8 @@ static void small_batch_init(struct small_batch *b)
     b->step.sums.loss_weight = 2.25;
     b->step.tail_tokens = 3;
     b->step.row_padding_tokens = 64;
+    b->width = (struct pd_width_report){
+        .bound_tokens = 200, .saved_positions = 336, .varlen = true, .reason = "because"};
     b->facts = (struct pd_header_facts){.feed = "default",
                                         .job = "train",
                                         .step = 77,
@@ -72,6 +75,7 @@ static void small_batch_init(struct small_batch *b)
                                         .rules = &b->rules,
                                         .batch = &b->batch,
                                         .step_totals = &b->step,
+                                        .width = &b->width,
                                         .max_seqlen_real = 32,
                                         .max_seqlen_padded = 32,
                                         .config_digest = 0xc0ffee,

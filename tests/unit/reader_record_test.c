@@ -53,6 +53,33 @@ static void test_fields(void **state)
     expect_text(NULL, "{\"text\": \"\\u00e4\"}", "\xc3\xa4", "text");
 }
 
+static void test_spans(void **state)
+{
+    (void)state;
+    struct pd_record record = {0};
+    struct packd_sample sample;
+    struct packd_error error = {0};
+    assert_int_equal(parse(&record,
+                           "{\"tokens\": [1, 2, 3], \"spans\": [{\"offset\": 0, \"length\": 1}, "
+                           "{\"view\": \"top\", \"offset\": 1, \"length\": 2, \"grid_t\": 1, "
+                           "\"grid_h\": 2, \"grid_w\": 4}]}",
+                           &sample, &error),
+                     1);
+    assert_int_equal(sample.span_count, 2);
+    assert_null(sample.spans[0].view);
+    assert_string_equal(sample.spans[1].view, "top");
+    assert_int_equal(sample.spans[1].offset, 1);
+    assert_int_equal(sample.spans[1].grid_w, 4);
+    static const char *const wrong[] = {
+        "{\"tokens\": [1], \"spans\": 3}", "{\"tokens\": [1], \"spans\": [3]}",
+        "{\"tokens\": [1], \"spans\": [{\"offset\": 0}]}",
+        "{\"tokens\": [1], \"spans\": [{\"offset\": -1, \"length\": 1}]}",
+        "{\"tokens\": [1], \"spans\": [{\"view\": 1, \"offset\": 0, \"length\": 1}]}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(parse(&record, wrong[i], &sample, &error), PACKD_EINVAL);
+    pd_record_fini(&record);
+}
+
 static void test_first_record_decides(void **state)
 {
     (void)state;
@@ -143,6 +170,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_spans),
         cmocka_unit_test(test_first_record_decides),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_refused),

@@ -1,0 +1,320 @@
+"""Who may call what: TLS and its refusals, principals by token, certificate and socket, doors of their own, reload without a dropped stream."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import unittest
+
+import harness
+import peer
+
+grpc, pb, rpc = peer.grpc, peer.pb, peer.rpc
+CODE = grpc.StatusCode
+SERVER_NAME = "packd.test"
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+class Authority:
+    """A certificate authority in a directory, and certificates from it."""
+
+    def __init__(self, directory, name):
+        self.directory, self.name = directory, name
+        self.cert, self.key = self.path("ca.crt"), self.path("ca.key")
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}", "-days", "2",
+                "-keyout", self.key, "-out", self.cert)
+
+    def path(self, name):
+        return os.path.join(self.directory, f"{self.name}-{name}")
+
+    def issue(self, common_name, days="2"):
+        """(certificate, key) files; days "-1" makes one that has expired."""
+        base = self.path(f"{common_name}-{days}")
+        cert, key, request, extra = base + ".crt", base + ".key", base + ".csr", base + ".ext"
+        with open(extra, "w") as file:
+            file.write(f"subjectAltName=DNS:{common_name}\n")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)
+        openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", days, "-extfile", extra, "-out", cert)
+        return cert, key
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def channel(address, ca=None, cert=None, key=None):
+    """Plain without `ca`."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_retries", 0)]
+    if ca:
+        credentials = grpc.ssl_channel_credentials(read(ca), read(key) if key else None, read(cert) if cert else None)
+        made = grpc.secure_channel(address, credentials, options)
+    else:
+        made = grpc.insecure_channel(address, options)
+    with made:
+        yield made
+
+
+def bearer(token):
+    return [("authorization", "Bearer " + token)] if token else None
+
+
+def code_of(call):
+    """The status code a call ends with; OK where it does not fail."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.code()
+    return CODE.OK
+
+
+def status(made, token=None, feed=""):
+    return rpc.AdminStub(made).Status(pb.StatusRequest(feed=feed), timeout=10, metadata=bearer(token))
+
+
+def open_job(made, token=None, feed="default"):
+    return rpc.FeedStub(made).OpenJob(pb.OpenJobRequest(feed=feed, job="j", dp_size=1, rows=1), timeout=10, metadata=bearer(token))
+
+
+def push(made, token=None, feed="default"):
+    hello = pb.PushRequest(hello=pb.Hello(feed=feed, stream="s"))
+    return next(iter(rpc.IngestStub(made).Push(iter([hello]), timeout=10, metadata=bearer(token))))
+
+
+def drain(made, token=None):
+    return rpc.AdminStub(made).Drain(pb.DrainRequest(undo=True), timeout=10, metadata=bearer(token))
+
+
+def healthy(made):
+    return peer.health_pb2_grpc.HealthStub(made).Check(peer.health_pb2.HealthCheckRequest(), timeout=10)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.directory = harness.scratch()
+        self.addCleanup(shutil.rmtree, self.directory, True)
+
+    def file(self, name, text):
+        path = os.path.join(self.directory, name)
+        with open(path, "w") as file:
+            file.write(text)
+        return path
+
+    def ports(self, packd):
+        with open(os.path.join(packd.directory, "ports.json")) as file:
+            return json.load(file)
+
+
+class TlsTest(Case):
+    def setUp(self):
+        super().setUp()
+        self.ca, self.other = Authority(self.directory, "ca"), Authority(self.directory, "other")
+        self.cert, self.key = self.ca.issue(SERVER_NAME)
+        self.client_cert, self.client_key = self.ca.issue("trainer")
+
+    def daemon(self, **extra):
+        tls = {"cert": self.cert, "key": self.key, "client_ca": self.ca.cert, "reload": "1s", **extra.pop("tls", {})}
+        return harness.Daemon(extra={"tls": tls, "auth": [{"name": "trainer", "certificate": "trainer", "roles": ["read"]}], **extra})
+
+    def refused_handshake(self, packd, why, **credentials):
+        """Refused before any call, with one line in the log that tells why."""
+        before = len(packd.log())
+        with channel(packd.address, **credentials) as made:
+            self.assertEqual(code_of(lambda: open_job(made)), CODE.UNAVAILABLE)
+        harness.wait_for("the refusal is told", lambda: why in packd.log()[before:])
+        self.assertEqual(packd.log()[before:].count("Handshake failed"), 1, packd.log()[before:])
+
+    def test_matrix(self):
+        with self.daemon() as packd:
+            with channel(packd.address, self.ca.cert, self.client_cert, self.client_key) as made:
+                self.assertEqual(code_of(lambda: open_job(made)), CODE.OK)
+                self.assertEqual(code_of(lambda: push(made)), CODE.PERMISSION_DENIED, "a role that is not his")
+                self.assertEqual(code_of(lambda: status(made)), CODE.PERMISSION_DENIED)
+            self.refused_handshake(packd, "wrong version number")  # plaintext to a TLS port
+            self.refused_handshake(packd, "did not return a certificate", ca=self.ca.cert)  # no client certificate
+            wrong = self.other.issue("trainer")
+            self.refused_handshake(packd, "certificate verify failed", ca=self.ca.cert, cert=wrong[0], key=wrong[1])  # of another authority
+            old = self.ca.issue("trainer", days="-1")
+            self.refused_handshake(packd, "certificate verify failed", ca=self.ca.cert, cert=old[0], key=old[1])  # expired
+            with channel(packd.address, self.other.cert, self.client_cert, self.client_key) as made:
+                self.assertEqual(code_of(lambda: open_job(made)), CODE.UNAVAILABLE, "the client expects another server")
+            stranger = self.ca.issue("stranger")
+            with channel(packd.address, self.ca.cert, *stranger) as made:
+                self.assertEqual(code_of(lambda: open_job(made)), CODE.UNAUTHENTICATED, "a good certificate of nobody in `auth`")
+            lines = [line for line in packd.log().splitlines() if "access_refused" in line]
+            self.assertEqual(len(lines), 3, "each refusal once:\n" + "\n".join(lines))
+            self.assertNotIn("PRIVATE", packd.log())
+
+    def test_reload_revokes_without_dropping_streams(self):
+        with self.daemon() as packd:
+            with channel(packd.address, self.ca.cert, self.client_cert, self.client_key) as made:
+                open_job(made)
+                health = peer.health_pb2_grpc.HealthStub(made).Watch(peer.health_pb2.HealthCheckRequest(), timeout=120)
+                stream = iter(health)
+                self.assertEqual(next(stream).status, peer.health_pb2.HealthCheckResponse.SERVING)
+                shutil.copy(self.other.cert, self.ca.cert + ".new")
+                ours = self.ca.cert + ".ours"
+                shutil.copy(self.ca.cert, ours)
+                os.rename(self.ca.cert + ".new", self.ca.cert)  # the authority of clients is another one now
+
+                def revoked():
+                    with channel(packd.address, ours, self.client_cert, self.client_key) as late:
+                        return code_of(lambda: open_job(late)) == CODE.UNAVAILABLE
+                harness.wait_for("clients of the former authority are refused", revoked)
+                self.assertEqual(code_of(lambda: open_job(made)), CODE.OK, "an open connection goes on")
+                health.cancel()
+
+    def test_a_new_server_certificate_is_taken(self):
+        with self.daemon() as packd:
+            fresh = self.other.issue(SERVER_NAME)
+            both = self.file("both.crt", read(self.ca.cert).decode() + read(self.other.cert).decode())
+            os.rename(fresh[1], self.key)
+            os.rename(fresh[0], self.cert)
+
+            def taken():
+                with channel(packd.address, self.other.cert, self.client_cert, self.client_key) as made:
+                    return code_of(lambda: open_job(made)) == CODE.OK
+            harness.wait_for("the new certificate is shown", taken)
+            with channel(packd.address, both, self.client_cert, self.client_key) as made:
+                self.assertEqual(code_of(lambda: open_job(made)), CODE.OK)
+
+    def test_packctl_speaks_tls(self):
+        token = self.file("token", "an operator's long token\n")
+        auth = [{"name": "operator", "token_file": token, "roles": ["admin", "produce"]}]
+        with self.daemon(auth=auth, tls={"client_certificate": "optional"}) as packd:
+            environment = {**os.environ, "PACKD_CA": self.ca.cert, "PACKD_TLS_NAME": SERVER_NAME, "PACKD_TOKEN": "an operator's long token"}
+
+            def packctl(**changes):
+                return subprocess.run([harness.PACKCTL, "--server", packd.address, "--timeout", "2s", "status"],
+                                      env={**environment, **changes}, capture_output=True, text=True, timeout=60)
+            self.assertEqual(packctl().returncode, 0, packctl().stderr)
+            self.assertIn("bearer token", packctl(PACKD_TOKEN="some other long token").stderr)
+            self.assertNotEqual(packctl(PACKD_TLS_NAME="another.name").returncode, 0)
+            missing = packctl(PACKD_CA="/nowhere/ca.crt")
+            self.assertIn("/nowhere/ca.crt", missing.stderr)
+            half = packctl(PACKD_CERT=self.client_cert)
+            self.assertIn("PACKD_KEY", half.stderr)
+            both = packctl(PACKD_CERT=self.client_cert, PACKD_KEY=self.client_key)
+            self.assertEqual(both.returncode, 0, both.stderr)
+
+    def test_files_that_cannot_serve_are_a_start_error(self):
+        for tls, word in (({"cert": "/nowhere.crt"}, "/nowhere.crt"), ({"key": self.cert}, "PRIVATE KEY"), ({"client_ca": self.key}, "CERTIFICATE"),
+                          ({"key": ""}, "tls.key is not set")):
+            packd = self.daemon(tls=tls)
+            with self.assertRaises(AssertionError) as caught:
+                packd.start()
+            self.assertIn(word, str(caught.exception))
+
+
+class PrincipalTest(Case):
+    PRODUCER, READER, OPERATOR = "producer-token-0123456789", "reader-token-0123456789", "operator-token-0123456789"
+
+    def auth(self):
+        return [
+            {"name": "web", "token_file": self.file("web", self.PRODUCER + "\n"), "roles": ["produce"], "feeds": ["web"]},
+            {"name": "train", "token_file": self.file("train", self.READER), "roles": ["read", "observe"], "feeds": ["web"]},
+            {"name": "operator", "token_file": self.file("operator", self.OPERATOR), "roles": ["admin"]},
+        ]
+
+    def daemon(self, **extra):
+        feeds = [{"name": name, "seq_len": 64, "window": 32} for name in ("web", "code")]
+        return harness.Daemon(feeds=feeds, extra={"auth": self.auth(), **extra})
+
+    def test_roles_and_feeds(self):
+        with self.daemon() as packd, channel(packd.address) as made:
+            for call, token, feed, expected in (
+                    (push, self.PRODUCER, "web", CODE.OK), (push, self.PRODUCER, "code", CODE.PERMISSION_DENIED),
+                    (push, self.READER, "web", CODE.PERMISSION_DENIED), (push, None, "web", CODE.UNAUTHENTICATED),
+                    (push, "not a token of this server", "web", CODE.UNAUTHENTICATED), (push, self.PRODUCER[:-1], "web", CODE.UNAUTHENTICATED),
+                    (open_job, self.READER, "web", CODE.OK), (open_job, self.READER, "code", CODE.PERMISSION_DENIED),
+                    (open_job, self.PRODUCER, "web", CODE.PERMISSION_DENIED), (open_job, self.OPERATOR, "web", CODE.PERMISSION_DENIED),
+                    (status, self.OPERATOR, "code", CODE.OK), (status, self.READER, "code", CODE.PERMISSION_DENIED),
+                    (status, self.READER, "web", CODE.OK), (status, self.PRODUCER, "web", CODE.PERMISSION_DENIED)):
+                with self.subTest(call=call.__name__, token=token, feed=feed):
+                    self.assertEqual(code_of(lambda: call(made, token, feed=feed)), expected)
+            self.assertEqual([f.name for f in status(made, self.READER).feeds], ["web"], "other feeds are not shown")
+            self.assertEqual([f.name for f in status(made, self.OPERATOR).feeds], ["web", "code"])
+            self.assertEqual(code_of(lambda: drain(made, self.READER)), CODE.PERMISSION_DENIED)
+            self.assertEqual(code_of(lambda: drain(made, self.OPERATOR)), CODE.OK)
+            self.assertEqual(code_of(lambda: healthy(made)), CODE.OK, "health asks nobody")
+            unknown = made.unary_unary("/packd.v1.Admin/Nothing", request_serializer=bytes, response_deserializer=bytes)
+            self.assertEqual(code_of(lambda: unknown(b"", timeout=10)), CODE.UNAUTHENTICATED, "what is not listed needs admin")
+            for token in (self.PRODUCER, self.READER, self.OPERATOR):
+                self.assertNotIn(token, packd.log())
+                self.assertNotIn(token, str(status(made, self.OPERATOR)))
+            check = subprocess.run([harness.PACKD, "--config", os.path.join(packd.directory, "packd.yaml"), "--check-config"],
+                                   capture_output=True, text=True, timeout=30)
+            self.assertEqual(check.returncode, 0, check.stderr)
+            self.assertNotIn(self.OPERATOR, check.stdout)
+            self.assertIn("roles: [read, observe]", check.stdout)
+
+    def test_fetch_is_for_its_feed_only(self):
+        with self.daemon() as packd, channel(packd.address) as made:
+            opened = open_job(made, self.READER, feed="web")
+            request = pb.FetchRequest(open=pb.FetchOpen(feed="code", job="j", log_id=opened.log_id, generation=opened.generation, credit_batches=1))
+            call = rpc.FeedStub(made).Fetch(iter([request]), timeout=10, metadata=bearer(self.READER))
+            self.assertEqual(code_of(lambda: next(iter(call))), CODE.PERMISSION_DENIED)
+
+    def test_tokens_are_reloaded(self):
+        with self.daemon() as packd, channel(packd.address) as made:
+            fresh = "a fresh operator token"
+            self.assertEqual(code_of(lambda: status(made, self.OPERATOR)), CODE.OK)
+            self.file("operator", fresh)
+            packd.process.send_signal(signal.SIGHUP)
+            harness.wait_for("the new token counts", lambda: code_of(lambda: status(made, fresh)) == CODE.OK)
+            self.assertEqual(code_of(lambda: status(made, self.OPERATOR)), CODE.UNAUTHENTICATED)
+            self.file("operator", "short")
+            packd.process.send_signal(signal.SIGHUP)
+            harness.wait_for("the refusal is told", lambda: "reload_failed" in packd.log())
+            self.assertEqual(code_of(lambda: status(made, fresh)), CODE.OK)
+
+    def test_bad_entries_are_start_errors(self):
+        token = self.file("token", "a token that is long enough")
+        for entry, word in (({"token_file": "/nowhere/token"}, "/nowhere/token"), ({"token_file": self.file("short", "x")}, "1 bytes"),
+                            ({}, "nothing tells"), ({"token_file": token, "feeds": ["missing"]}, "missing"),
+                            ({"token_file": token, "roles": ["king"]}, "no role"), ({"certificate": "trainer"}, "tls.client_ca")):
+            packd = harness.Daemon(extra={"auth": [{"name": "somebody", "roles": ["read"], **entry}]})
+            with self.assertRaises(AssertionError) as caught:
+                packd.start()
+            self.assertIn(word, str(caught.exception))
+
+
+class DoorTest(Case):
+    def test_admin_and_health_have_addresses_of_their_own(self):
+        with harness.Daemon(extra={"listen_admin": ["127.0.0.1:0"], "listen_health": ["127.0.0.1:0"]}) as packd:
+            ports = self.ports(packd)
+            with channel(packd.address) as main, channel(ports["admin"][0]) as admin, channel(ports["health"][0]) as health:
+                self.assertEqual([code_of(lambda: status(c)) for c in (main, admin, health)], [CODE.PERMISSION_DENIED, CODE.OK, CODE.PERMISSION_DENIED])
+                self.assertEqual([code_of(lambda: push(c)) for c in (main, admin, health)], [CODE.OK, CODE.PERMISSION_DENIED, CODE.PERMISSION_DENIED])
+                self.assertEqual([code_of(lambda: healthy(c)) for c in (main, admin, health)], [CODE.OK] * 3)
+
+    def test_health_is_plain_beside_tls(self):
+        ca = Authority(self.directory, "ca")
+        cert, key = ca.issue(SERVER_NAME)
+        with harness.Daemon(extra={"tls": {"cert": cert, "key": key}, "listen_health": ["127.0.0.1:0"]}) as packd:
+            with channel(self.ports(packd)["health"][0]) as plain, channel(packd.address, ca.cert) as secure:
+                self.assertEqual([code_of(lambda: healthy(c)) for c in (plain, secure)], [CODE.OK] * 2)
+                self.assertEqual(code_of(lambda: status(secure)), CODE.OK, "TLS without `auth` asks nobody")
+
+    def test_unix_sockets(self):
+        path = os.path.join(self.directory, "packd.sock")
+        auth = [{"name": "pod", "unix": True, "roles": ["produce", "read"]}]
+        with harness.Daemon(extra={"listen_mode": "0600", "auth": auth}, arguments=["--listen", "unix:" + path]) as packd:
+            self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+            with channel("unix:" + path) as local, channel(packd.address) as remote:
+                self.assertEqual([code_of(lambda: push(c)) for c in (local, remote)], [CODE.OK, CODE.UNAUTHENTICATED])
+                self.assertEqual(code_of(lambda: status(local)), CODE.PERMISSION_DENIED)
+            self.assertRegex(packd.log(), r"access_refused.*principal=pod")
+            self.assertFalse(re.search("plain_tokens", packd.log()))
+
+
+if __name__ == "__main__":
+    unittest.main()
