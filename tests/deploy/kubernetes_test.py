@@ -230,7 +230,7 @@ class KubernetesTest(unittest.TestCase):
     def test_alerts_are_those_of_prometheus(self):
         (rule,) = of_kind(self.rendered["deploy/k8s/examples/central"], "PrometheusRule")
         with open("deploy/prometheus/rules.yaml") as file:
-            self.assertEqual(rule["spec"]["groups"], yaml.safe_load(file)["groups"])
+            self.assertEqual(rule["spec"]["groups"], yaml.safe_load(file)["groups"], "run deploy/prometheus/prometheus_rule.py")
 
     def test_commands_of_the_manifests_work(self):
         """The preStop hook and the example trainer's script, against a real daemon."""

@@ -5,9 +5,11 @@ was pushed; positions and vision boundaries follow the published definitions of 
 """
 
 import math
+import os
 import sys
 import unittest
 
+import grpc
 import numpy as np
 
 import harness
@@ -282,6 +284,29 @@ class Vla(unittest.TestCase):
             self.assertEqual(metrics[f'packd_saved_positions_total{{feed="{name}"}}'], saved)
         for batch in pruned.values():  # of three frames two are left, of one it stays
             self.assertLessEqual(set(batch["image_grid_thw"][:, 0]), {1, 2})
+
+    def test_damaged_patches_are_named(self):
+        """One byte of one patch changes in the log: the sample is named, and no batch carries it."""
+        with harness.Daemon(feeds=[vla_feed("default")]) as packd:
+            push(packd.address, "default", self.samples)
+            peer.end_feed(packd.address)
+            packd.stop()
+            path = os.path.join(packd.directory, "data", "data.mdb")
+            with open(path, "r+b") as file:
+                at = file.read().find(self.samples[0].pixels[3].tobytes())
+                self.assertGreater(at, 0)
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1]))
+            packd.start()
+            call = peer.Fetch(packd.address, peer.open_job(packd.address))
+            with self.assertRaises(grpc.RpcError) as caught:
+                call.all()
+            detail = peer.error_detail(caught.exception)
+            self.assertEqual((caught.exception.code(), detail.reason), (grpc.StatusCode.DATA_LOSS, "SAMPLE_DAMAGED"))
+            self.assertIn("sample 0 of stream 'robot-default'", detail.text)
+            self.assertIn("pixel_values", detail.text)
 
     def test_half_of_the_visual_half(self):
         """Half of the tokens are visual; without half of these 43.75 % of the attention cost is gone."""

@@ -153,10 +153,13 @@ class IsolationTest(unittest.TestCase):
         self.assertFalse(verify.isolation(noisy, self.batch, check=False))
         self.assertTrue(verify.isolation(noisy, self.batch, tolerance=1e-4))
         seen = []
-        verify.isolation(lambda b: seen.append(b["tokens"]) or self.attend(b), self.batch, frozen=range(1, 30), vocab_size=61)
-        for tokens in seen[:2 + 12]:
-            fixed = self.batch["tokens"] < 30
-            self.assertTrue((tokens[fixed] == self.batch["tokens"][fixed]).all() or (tokens[self.batch["segment_ids"] == 0] != 0).any())
+        verify.isolation(lambda b: seen.append(b) or self.attend(b), self.batch, frozen=range(30), vocab_size=61)
+        real, before = self.batch["segment_ids"] > 0, self.batch["tokens"]
+        changed = [b["tokens"] for b in seen if numpy.array_equal(b["segment_ids"] > 0, real)]  # the others are samples alone
+        self.assertGreater(len(changed), 12)
+        for tokens in changed:
+            self.assertTrue((tokens == before)[real & (before < 30)].all(), "frozen tokens stay")
+            self.assertTrue((tokens[real & (tokens != before)] >= 30).all(), "and none becomes one")
 
     def test_numpy_models(self):
         model = models.NumpyAttention()

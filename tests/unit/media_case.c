@@ -211,7 +211,18 @@ static void random_rules(struct media_case *c)
         .vision_window = media_below(c, 2) ? 1 + media_below(c, 3) : 0};
 }
 
-static void plan(struct media_case *c)
+/* The same planner from its own bytes. */
+static void save_and_restore(struct pd_planner **planner)
+{
+    struct pd_buf buf = {0};
+    struct pd_error error;
+    PD_CHECK(pd_planner_save(*planner, &buf) == 0);
+    pd_planner_free(*planner);
+    PD_CHECK(pd_planner_restore(buf.data, buf.size_bytes, planner, &error) == 0);
+    pd_buf_fini(&buf);
+}
+
+void media_plan(struct media_case *c, bool restore)
 {
     struct pd_planner *planner;
     struct pd_supply supply = {c, read_heads};
@@ -220,8 +231,11 @@ static void plan(struct media_case *c)
     PD_CHECK(pd_planner_new(&c->rules, &planner, &error) == 0);
     PD_CHECK(pd_planner_control(planner, &(struct pd_control){.kind = PD_CONTROL_END_FEED,
                                                               .at = MEDIA_SAMPLES + 1}) == 0);
+    c->pack_count = 0;
     for (int rc = 0; rc != PD_EEND; c->pack_count++) {
         PD_CHECK(c->pack_count < MEDIA_PACKS_MAX);
+        if (restore)
+            save_and_restore(&planner);
         rc = pd_planner_next(planner, &supply, &c->packs[c->pack_count], &want);
         PD_CHECK(rc == 0 || rc == PD_EEND);
     }
@@ -245,7 +259,7 @@ struct media_case *media_case_new(uint64_t seed)
     for (uint32_t t = 0; t < MEDIA_TENSORS; t++)
         c->specs[t].number = t;
     c->media = (struct pd_media){true, MEDIA_TENSORS, c->specs};
-    plan(c);
+    media_plan(c, false);
     return c;
 }
 

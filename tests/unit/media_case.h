@@ -71,6 +71,8 @@ uint32_t media_below(struct media_case *c, uint32_t bound);
 /* Random samples and rules, planned to the end. */
 struct media_case *media_case_new(uint64_t seed);
 void media_case_free(struct media_case *c);
+/* Plans anew; `restore`: the planner is saved and restored before every pack. */
+void media_plan(struct media_case *c, bool restore);
 /* Whether token `token` of the sample is left by the rule. */
 bool media_kept(const struct media_sample *sample, struct pd_prune rule, uint32_t token);
 /* The tokens of a segment as numbers of the sample's tokens; returns how many. */

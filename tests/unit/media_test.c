@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#define CASES 300
+#define CASES 150
 
 static uint64_t first_seed(void)
 {
@@ -129,6 +129,45 @@ static void test_plans(void **state)
         }
         EXPECT(by_view == lost);
         EXPECT(spared == c->prune_stats.before.pairs - c->prune_stats.after.pairs);
+        media_case_free(c);
+    }
+}
+
+static void encode_packs(const struct media_case *c, struct pd_buf *buf)
+{
+    for (uint32_t i = 0; i < c->pack_count; i++)
+        pd_pack_encode(&c->packs[i], buf);
+    assert_false(buf->failed);
+}
+
+/* Rules, counts and the sample that is being split survive a snapshot; packs survive their encoding. */
+static void test_snapshots(void **state)
+{
+    (void)state;
+    uint64_t from = first_seed();
+    for (seed_now = from; seed_now < from + CASES; seed_now++) {
+        struct media_case *c = media_case_new(seed_now);
+        struct pd_buf once = {0}, again = {0}, pack = {0};
+        struct pd_prune_stats stats = c->prune_stats;
+        encode_packs(c, &once);
+        media_plan(c, true);
+        encode_packs(c, &again);
+        EXPECT(once.size_bytes == again.size_bytes &&
+               memcmp(once.data, again.data, once.size_bytes) == 0);
+        EXPECT(stats.tokens == c->prune_stats.tokens && stats.samples == c->prune_stats.samples &&
+               stats.before.pairs == c->prune_stats.before.pairs &&
+               stats.seen_views == c->prune_stats.seen_views);
+        struct pd_pack decoded = {0};
+        pd_pack_encode(&c->packs[0], &pack);
+        EXPECT(pd_pack_decode(&decoded, pack.data, pack.size_bytes) == 0);
+        for (uint32_t i = 0; i < decoded.segment_count; i++)
+            EXPECT(
+                decoded.segments[i].prune.drop_views == c->packs[0].segments[i].prune.drop_views &&
+                decoded.segments[i].prune.keep_frames == c->packs[0].segments[i].prune.keep_frames);
+        pd_pack_fini(&decoded);
+        pd_buf_fini(&once);
+        pd_buf_fini(&again);
+        pd_buf_fini(&pack);
         media_case_free(c);
     }
 }
@@ -362,6 +401,58 @@ static void test_changes_are_found(void **state)
     assert_true(changes > CASES);
 }
 
+/* ---- copied once ---- */
+
+static struct {
+    const uint8_t *from, *to;
+    uint64_t bytes;
+    struct pd_bodies bodies;
+} watched;
+
+static int watched_tensor(void *ctx, const struct pd_segment *segment,
+                          const struct pd_tensor_spec *spec, struct pd_elements which, void *dst)
+{
+    uint64_t bytes = which.count * pd_tensor_element_bytes(spec);
+    EXPECT((uint8_t *)dst >= watched.from && (uint8_t *)dst + bytes <= watched.to);
+    watched.bytes += bytes;
+    return watched.bodies.tensor(ctx, segment, spec, which, dst);
+}
+
+/* Every element is fetched once, straight to its place. */
+static void test_copied_once(void **state)
+{
+    (void)state;
+    for (seed_now = 1; seed_now <= 20; seed_now++) {
+        struct media_case *c = media_case_new(seed_now);
+        const struct media_element *elements[MEDIA_ELEMENTS_MAX];
+        static struct at list[4 * 1024];
+        build(c, 0, 3);
+        watched.bodies = media_bodies(c);
+        struct pd_bodies bodies = watched.bodies;
+        bodies.tensor = watched_tensor;
+        watched.from = c->payload;
+        watched.to = c->payload + c->batch.payload_bytes;
+        watched.bytes = 0;
+        struct pd_layout_input input = {.rules = &c->layout,
+                                        .rows = c->rows,
+                                        .row_count = c->row_count,
+                                        .width = c->batch.width,
+                                        .media = &c->media,
+                                        .bodies = &bodies};
+        assert_int_equal(pd_layout_fill(&input, &c->batch, c->payload), 0);
+        uint64_t wanted = 0;
+        uint32_t segments = list_segments(c, list);
+        for (uint32_t n = 0; n < segments; n++)
+            for (uint32_t t = 0; t < MEDIA_TENSORS; t++) {
+                uint64_t count = media_elements(c, list[n].segment, t, elements);
+                count -= t == MEDIA_LOGP && c->layout.labels == PD_LABELS_SHIFTED && count > 0;
+                wanted += count * pd_tensor_element_bytes(&c->specs[t]);
+            }
+        EXPECT(watched.bytes == wanted);
+        media_case_free(c);
+    }
+}
+
 /* ---- windows, by hand ---- */
 
 static void test_windows(void **state)
@@ -444,6 +535,8 @@ int main(void)
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_copied_once),
+        cmocka_unit_test(test_snapshots),
         cmocka_unit_test(test_changes_are_found),
         cmocka_unit_test(test_foreign_segments),
     };

@@ -26,5 +26,5 @@ def build(view: View, names: tuple[str, ...] | None = None) -> dict[str, Any]:
     return {name: view[name] for name in view.batch if names is None or name in names}
 
 
-ADAPTER = Adapter(name="numpy", build=build, keys=("every array of the batch",), weights=True, framework="numpy",
+ADAPTER = Adapter(name="numpy", build=build, keys=("every array of the batch",), weights=True, framework="numpy", layout="[R, W]",
                   token_axes=TOKEN_AXES, doc="NumPy and JAX")

@@ -100,7 +100,9 @@ class Adapter:
 
     name; labels: the convention its consumer expects, None where it takes what the feed serves or none; keys: what it returns;
     weights: whether it needs no loss_weight or has a key for it; framework: "torch" or "numpy", what arrays come as; token_axes:
-    keys with one entry a position, and the axis they lie on; cp: how a context-parallel rank's share is cut ("segment" or "row").
+    keys with one entry a position, and the axis they lie on; layout: how those are laid out, [1, T], [T] or [R, W]. Of a
+    context-parallel share: cp: what is cut, every "segment" or every "row"; cp_boundaries: the array that says where segments lie;
+    cp_local: keys that become the share's own. result: what is returned instead of the dict.
     """
     name: str
     build: Callable[..., dict[str, Any]]
@@ -109,6 +111,7 @@ class Adapter:
     weights: bool = False
     framework: str = "torch"
     token_axes: Mapping[str, int] = field(default_factory=dict)
+    layout: str = "[1, T]"
     cp: str = "segment"
     cp_boundaries: str = "cu_seqlens"
     cp_local: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
@@ -119,8 +122,8 @@ class Adapter:
                  cp_size: int = 1, cp_rank: int = 0, **options: Any) -> Any:
         """The consumer's form of the batch.
 
-        extras: arrays of the batch to add under their own names, laid out like the others ([1, T, ...] or [R, W, ...]);
-        "loss_weight" follows the labels' convention. convert: False refuses (Mismatch) a feed whose labels have the other
+        extras: arrays of the batch to add under their own names, laid out like the others; "loss_weight" follows the labels'
+        convention. convert: False refuses (Mismatch) a feed whose labels have the other
         convention, True converts. framework: "torch" or "numpy". options: the adapter's own, see its module.
         cp_size, cp_rank: the share of a context-parallel rank. Its labels are always shifted, since the token that follows a chunk
         is on another rank: a consumer that expects unshifted ones gets them as `shift_labels`, instead of `labels`.
@@ -137,7 +140,7 @@ class Adapter:
         output = self.build(view, **options)
         axes = dict(self.token_axes)
         for name in extras:
-            output[name], axes[name] = self._extra(view, name)
+            output[name], axes[name] = self._extra(view, name, "[R, W]" if options.get("flat") is False else self.layout)
         if shared:
             self._share(view, output, axes, cp_size, cp_rank)
             if self.labels == "unshifted" and "labels" in output:
@@ -167,16 +170,15 @@ class Adapter:
                            "weights, so the loss would be another one: add extras=(\"loss_weight\",) and use it, or set "
                            "`loss_weight: token` and push without weights", reason="WEIGHTS_NOT_CARRIED")
 
-    def _extra(self, view: View, name: str) -> tuple[numpy.ndarray, int | None]:
+    def _extra(self, view: View, name: str, layout: str) -> tuple[numpy.ndarray, int | None]:
         if name not in view.batch:
             raise InvalidArgument(f"adapter {self.name}: the batch has no array {name!r} for extras; it has {list(view.batch)}")
         array = view[name]
         if array.shape[:2] != (view.rows, view.width):
             return array, None
-        axis = next(iter(self.token_axes.values()), 1)
-        if axis == 0:
+        if layout == "[T]":
             return array.reshape(view.total, *array.shape[2:]), 0
-        return (view.flat(array), 1) if self.cp == "segment" and self.framework == "torch" else (array, 1)
+        return (view.flat(array) if layout == "[1, T]" else array), 1
 
     def _share(self, view: View, output: dict[str, Any], axes: Mapping[str, int | None], cp_size: int, cp_rank: int) -> None:
         index = zigzag.rows(1, view.width, cp_size, cp_rank) if self.cp == "row" else self.indices(view.batch, cp_size, cp_rank)

@@ -27,5 +27,5 @@ def build(view: View, padding: int | None = None) -> dict[str, Any]:
             "seq_idx": index}
 
 
-ADAPTER = Adapter(name="mamba", build=build, labels="unshifted", keys=("input_ids", "labels", "position_ids", "seq_idx"),
+ADAPTER = Adapter(name="mamba", build=build, labels="unshifted", layout="[R, W]", keys=("input_ids", "labels", "position_ids", "seq_idx"),
                   token_axes={"input_ids": 1, "labels": 1, "position_ids": -1, "seq_idx": 1}, doc="layers with a state")

@@ -33,5 +33,5 @@ def build(view: View) -> dict[str, Any]:
     }
 
 
-ADAPTER = Adapter(name="maxtext", build=build, labels="shifted", keys=KEYS, framework="numpy", cp="row",
+ADAPTER = Adapter(name="maxtext", build=build, labels="shifted", keys=KEYS, framework="numpy", layout="[R, W]", cp="row",
                   token_axes=dict.fromkeys(KEYS, 1), doc="MaxText, Grain and T5 keys")

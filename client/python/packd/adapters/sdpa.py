@@ -35,6 +35,7 @@ def build(view: View, causal: bool = True, mask_bytes: int = 256 << 20) -> dict[
             "positions": view["positions"], "attn_mask": mask}
 
 
-ADAPTER = Adapter(name="sdpa", build=build, keys=("tokens", "labels", "loss_weight", "positions", "attn_mask"), cp="row", weights=True,
+ADAPTER = Adapter(name="sdpa", build=build, keys=("tokens", "labels", "loss_weight", "positions", "attn_mask"),
+                  cp="row", layout="[R, W]", weights=True,
                   token_axes={"tokens": 1, "labels": 1, "loss_weight": 1, "positions": -1, "attn_mask": 2},
                   doc="scaled_dot_product_attention")

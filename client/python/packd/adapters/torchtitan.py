@@ -25,5 +25,5 @@ def _pair(output: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     return output, labels
 
 
-ADAPTER = Adapter(name="torchtitan", build=build, labels="shifted", keys=("input", "positions", "labels"),
+ADAPTER = Adapter(name="torchtitan", build=build, labels="shifted", layout="[T]", keys=("input", "positions", "labels"),
                   token_axes={"input": -1, "positions": -1, "labels": -1}, result=_pair, doc="torchtitan's trainer")

@@ -127,8 +127,9 @@ def isolation(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float
               check: bool = True) -> IsolationReport:
     """Runs the model on changed copies of the batch; raises NotIsolated where a sample reaches another, or its place matters.
 
-    forward(batch): the model's output (logits, hidden states, losses) for every position, [T, ...], [1, T, ...] or [R, W, ...];
-    NumPy or torch, on any device; it should not drop out (model.eval()). Per-token losses do as well as logits.
+    forward(batch): given a packd.Batch (batch.torch() has its tensors), the model's output (logits, hidden states, losses) for every
+    position, [T, ...], [1, T, ...] or [R, W, ...]; NumPy or torch, on any device; it should not drop out (model.eval()). Losses by
+    position do as well as logits.
     tolerance: how far outputs may move when another sample changes; 0: the same bits, what one kernel over one shape gives.
     alone_tolerance: how far a sample may lie from itself alone, relative to its largest value; None: by dtype, 1e-4 for float32.
     vocab_size: tokens to exchange with; None: those of the batch. frozen: tokens that stay (media placeholders).

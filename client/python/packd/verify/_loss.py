@@ -55,9 +55,10 @@ class LossDiffers(Error):
 def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e-5, check: bool = True) -> LossReport:
     """Compares the packed loss with the sum of each sample's own; raises LossDiffers where they part.
 
-    forward(batch): either the batch's weighted loss, one number, not divided by anything that depends on this batch alone (dividing
-    by the step's total, batch.loss_denominator, is fine: samples alone keep it); or losses by position, aligned with the batch's
-    labels, [T], [1, T] or [R, W], which are then multiplied by loss_weight here, and compared sample by sample as well.
+    forward(batch): given a packd.Batch (batch.torch() has its tensors), either the batch's weighted loss, one number, not divided
+    by anything that depends on this batch alone (dividing by the step's total, batch.loss_denominator, is fine: samples alone keep
+    it); or losses by position, aligned with the batch's labels, [T], [1, T] or [R, W], which are then multiplied by loss_weight
+    here, and compared sample by sample as well.
     tolerance: relative, of the sum. check: False returns the report in any case.
     """
     batch = plain(batch)

@@ -38,7 +38,7 @@ def places(batch: Batch) -> list[Place]:
     for segment in numpy.flatnonzero(lens > 0).tolist():
         start, row = int(cu[segment]), int(cu[segment]) // width
         sample = table[int(index[segment])] if table is not None and 0 <= index[segment] < len(table) else None
-        number = 1 + sum(1 for place in found if place.row == row)
+        number = found[-1].number + 1 if found and found[-1].row == row else 1
         name = f"{sample.stream}:{sample.seq}" + (f" part {sample.part}" if sample.part else "") if sample else ""
         found.append(Place(segment, row, number, start, int(lens[segment]), name))
     return found
