@@ -156,7 +156,7 @@ int pd_config_set_listen(struct pd_config *config, char *const *addresses,
 int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
 /* Every rule across keys, and the fields derived from several (lanes, streams_to_end, the layout's
  * copies of the planner's keys); called last, may be repeated. PD_EINVAL names the keys and both
- * values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
+ * values. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
 /* Takes over into *live, which other threads read, what may change while packd runs; tells of each
  * key whose value is another one in *fresh: `applied`, or that it needs a restart (`from` and `to`

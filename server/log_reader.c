@@ -181,13 +181,6 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
                      pd_log_key_row(pd_log_feed_number(reader->log, feed), source), name);
 }
 
-int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
-                          char name[PD_NAME_MAX + 1])
-{
-    return read_name(reader, PD_DB_VIEWS,
-                     pd_log_key_row(pd_log_feed_number(reader->log, feed), view), name);
-}
-
 int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
                        struct pd_tensor_spec *spec)
 {
