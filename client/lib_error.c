@@ -14,8 +14,9 @@
     X(ENOMEM)                                                                               \
     X(ELIMIT)                                                                               \
     X(EEND)                                                                                 \
-    X(ENOTFOUND) X(EEXIST) X(EMISMATCH) X(EFENCED) X(ERANGE) X(ECORRUPT) X(EIO) X(EUNAVAIL) \
-        X(ETIMEDOUT) X(ECANCELED) X(EUNSUPPORTED) X(EDENIED) X(EUNAUTH) X(EINTERNAL)
+    X(ENOTFOUND)                                                                            \
+    X(EEXIST) X(EMISMATCH) X(EFENCED) X(ERANGE) X(ECORRUPT) X(EIO) X(EUNAVAIL) X(ETIMEDOUT) \
+        X(ECANCELED) X(EUNSUPPORTED) X(EDENIED) X(EUNAUTH) X(EINTERNAL)
 
 #define X(name) _Static_assert((int)PACKD_##name == (int)PD_##name, "packd.h and base/err.h agree");
 CODES(X)

@@ -305,8 +305,7 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
         fprintf(out, "| `%s` | ", key->path);
         for (const char *c = expected; *c; c++)
             fprintf(out, *c == '|' ? "\\%c" : "%c", *c);
-        fprintf(out, " | `%s` | %s%s |\n", *key->fallback ? key->fallback : "\"\"",
-                key->help,
+        fprintf(out, " | `%s` | %s%s |\n", *key->fallback ? key->fallback : "\"\"", key->help,
                 table == &pd_top_keys && pd_config_reloads(key->path) ? " SIGHUP applies a change."
                                                                       : "");
     }

@@ -96,8 +96,8 @@ static int read_plan(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
     return content->failed ? PD_ECORRUPT : 0;
 }
 
-/* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed, or
- * damaged itself, cannot tell. */
+/* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed,
+ * or damaged itself, cannot tell. */
 static bool continues(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                       uint64_t plan_digest, const void *encoded, size_t size)
 {

@@ -470,10 +470,10 @@ static int write_ports(const struct daemon *d, struct pd_error *error)
     if (!d->options.ports_path)
         return 0;
     snprintf(temporary, sizeof temporary, "%.4000s.%ld", d->options.ports_path, (long)getpid());
-    json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
-                             addresses_of(d, PD_DOOR_MAIN), "admin", addresses_of(d, PD_DOOR_ADMIN),
-                             "health", addresses_of(d, PD_DOOR_HEALTH), "http",
-                             pd_http_address(d->http));
+    json_t *root =
+        json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
+                  addresses_of(d, PD_DOOR_MAIN), "admin", addresses_of(d, PD_DOOR_ADMIN), "health",
+                  addresses_of(d, PD_DOOR_HEALTH), "http", pd_http_address(d->http));
     int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
                      rename(temporary, d->options.ports_path) == 0
                  ? 0
