@@ -41,6 +41,13 @@ struct run {
     uint64_t random;
 };
 
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 static int failed(struct run *run, const char *what)
 {
     snprintf(run->report->failure, sizeof(run->report->failure), "%s", what);
@@ -241,19 +248,24 @@ static int test_attention(struct run *run)
     for (int i = 0; rc == 0 && i < 8; i++) {
         enum pd_attention_dtype dtype = i & 1 ? PD_ATTENTION_F32 : PD_ATTENTION_BF16;
         make_batch(run, i & 2, i & 4 ? 8 : 1);
+        double start = seconds_now();
         rc = dense_case(run, dtype, i & 4 ? 128 : 64);
+        double between = seconds_now();
+        run->report->dense_seconds += between - start;
         struct pd_attention a = make_attention(run, dtype, 64);
         for (uint32_t bit = 0; rc == 0 && a.segment_count >> bit > 0; bit++) {
             randomise(run, &a, 0, a.tokens);
             rc = interference_case(run, &a, bit);
         }
+        run->report->interference_seconds += seconds_now() - between;
     }
     return rc;
 }
 
 /* Kinds found in the scratch's batch, by the backend's probe and the length checks alone. */
-static int probe(struct run *run, uint32_t *kinds)
+static int probe(struct run *run, uint32_t *kinds, double *seconds)
 {
+    double start = seconds_now();
     struct scratch *s = run->scratch;
     const struct pd_probe_batch *b = &s->made.batch;
     bool admitted;
@@ -267,6 +279,7 @@ static int probe(struct run *run, uint32_t *kinds)
     *kinds = 0;
     for (uint32_t t = 0; t < b->rows * b->width; t++)
         *kinds |= s->kinds[t];
+    *seconds += seconds_now() - start;
     return rc;
 }
 
@@ -277,7 +290,7 @@ static int fault_case(struct run *run, enum pd_fault fault)
     char text[160];
     rules.logged = true;
     pd_case_make(&run->scratch->made, &rules, &run->random);
-    int rc = probe(run, &kinds);
+    int rc = probe(run, &kinds, &run->report->clean_seconds);
     if (rc != 0)
         return rc;
     run->report->clean_batches++;
@@ -287,7 +300,7 @@ static int fault_case(struct run *run, enum pd_fault fault)
     }
     if (!pd_case_plant(&run->scratch->made, fault, &run->random))
         return PD_EAGAIN;
-    rc = probe(run, &kinds);
+    rc = probe(run, &kinds, &run->report->faults_seconds);
     if (rc != 0)
         return rc;
     run->report->faults_planted++;
@@ -313,13 +326,6 @@ static int test_probe(struct run *run)
             planted++;
         }
     return 0;
-}
-
-static double seconds_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 int pd_selftest_run(struct pd_backend *backend, struct pd_selftest_report *report,

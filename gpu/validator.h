@@ -80,6 +80,8 @@ struct pd_selftest_report {
     uint32_t faults_planted, faults_found; /* by the probe, without the structural check */
     uint32_t clean_batches, false_alarms;
     double seconds;
+    /* of it: each part's own */
+    double dense_seconds, interference_seconds, faults_seconds, clean_seconds;
     char backend[16];
     char failure[240]; /* the first thing that failed; "" */
 };

@@ -70,6 +70,9 @@ struct daemon {
     struct pd_watch *watch;
     struct pd_repro repro;
     struct pd_skip_step skip_step;
+    struct pd_config *file, *fresh; /* as read again and in force; being told to the sequencer */
+    struct pd_request_reload reload;
+    atomic_bool reloaded;
     struct pd_validation *validation;
     struct pd_collector *collector;
     struct pd_sequencer *sequencer;
@@ -162,39 +165,97 @@ static void begin_end(struct daemon *d, const char *why)
     sem_post(&d->stopper_go);
 }
 
+/* ---- reload ---- */
+
+static void config_free(struct pd_config *config)
+{
+    if (config)
+        pd_config_fini(config);
+    free(config);
+}
+
+/* What feeds say is the sequencer's: it has taken what may change. */
 static void tell_reload(void *ctx, const char *key, const char *from, const char *to, bool applied)
 {
     unsigned *counts = ctx;
-    counts[applied]++;
-    if (applied)
+    bool feeds = strcmp(key, "feeds") == 0;
+    counts[applied] += !feeds;
+    if (feeds)
+        pd_log(PD_LOG_INFO, "reload_feeds",
+               "text=\"planning rules and weights are in force; other keys need a restart\"");
+    else if (applied)
         pd_log(PD_LOG_INFO, "reload_applied", "key=%s from=%s to=%s", key, from, to);
     else
         pd_log(PD_LOG_WARN, "reload_ignored",
                "key=%s from=%.200s to=%.200s text=\"needs a restart\"", key, from, to);
 }
 
-/* SIGHUP: the file is small and local, reading it does not keep the loop. */
-static void reload(struct daemon *d)
+static void on_reloaded(struct pd_request *request) /* sequencer thread */
 {
-    struct pd_config fresh = {0};
+    struct daemon *d = PD_CONTAINER_OF(request, struct daemon, reload.base);
+    atomic_store(&d->reloaded, true);
+    uv_async_send(&d->bell);
+}
+
+static void reload_failed(struct daemon *d, const struct pd_error *error)
+{
+    pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\" now=\"as before\"", error->reason,
+           error->text);
+    config_free(d->fresh);
+    d->fresh = NULL;
+    pd_sdnotify("READY=1");
+}
+
+/* SIGHUP: the file is small and local, reading it does not keep the loop. Feeds come first: where the
+ * sequencer refuses theirs, nothing of the file is taken. */
+static void begin_reload(struct daemon *d)
+{
     struct pd_error error = {0};
-    unsigned counts[2] = {0};
     char state[80];
+    if (d->fresh || !d->sequencer)
+        return; /* one is under way: its file may be older, so the sender asks again */
     snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
              pd_clock_mono_ns() / 1000);
     pd_sdnotify(state);
-    int rc = pd_options_config(&d->options, &fresh, &error);
-    if (rc == 0) {
-        if (pd_config_reload(&d->config, &fresh, tell_reload, counts) != 0)
-            rc = pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "no memory to compare it");
-        pd_config_fini(&fresh);
+    struct pd_config *fresh = calloc(1, sizeof *fresh);
+    int rc = fresh ? pd_options_config(&d->options, fresh, &error)
+                   : pd_error_set(&error, PD_ENOMEM, "NO_MEMORY", "out of memory");
+    if (rc != 0) {
+        free(fresh);
+        reload_failed(d, &error);
+        return;
     }
+    d->fresh = fresh;
+    d->reload = (struct pd_request_reload){.base = {.kind = PD_REQUEST_RELOAD, .done = on_reloaded},
+                                           .config = d->fresh};
+    rc = pd_sequencer_submit(d->sequencer, &d->reload.base);
+    if (rc != 0) {
+        pd_error_set(&error, rc, "STOPPING", "the sequencer takes no request");
+        reload_failed(d, &error);
+    }
+}
+
+static void end_reload(struct daemon *d)
+{
+    unsigned counts[2] = {0};
+    if (d->reload.base.result != 0) {
+        reload_failed(d, &d->reload.base.error);
+        return;
+    }
+    config_free(d->file); /* the sequencer looks at the fresh one now */
+    d->file = d->fresh;
+    d->fresh = NULL;
+    struct pd_error error = {0};
+    int rc = pd_config_reload(&d->config, d->file, tell_reload, counts);
+    if (rc != 0)
+        pd_error_set(&error, rc, "NO_MEMORY", "no memory to compare it");
     if (rc == 0) /* certificates are read again by gRPC itself */
         rc = pd_rpc_reload(d->rpc, &error);
-    if (rc == 0)
-        pd_log(PD_LOG_INFO, "reloaded", "applied=%u ignored=%u", counts[true], counts[false]);
+    if (rc != 0)
+        pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\"", error.reason, error.text);
     else
-        pd_log(PD_LOG_ERROR, "reload_failed", "text=\"%s\" now=\"as before\"", error.text);
+        pd_log(PD_LOG_INFO, "reloaded", "applied=%u ignored=%u feeds_changed=%u", counts[true],
+               counts[false], d->reload.changed);
     pd_sdnotify("READY=1");
 }
 
@@ -202,7 +263,7 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *d = handle->data;
     if (number == SIGHUP) {
-        reload(d);
+        begin_reload(d);
         return;
     }
     if (d->state == STOPPING) {
@@ -224,6 +285,8 @@ static void on_bell(uv_async_t *bell)
         pd_log(PD_LOG_INFO, "serving", "why=\"Drain undone\"");
         set_state(d, SERVING);
     }
+    if (atomic_exchange(&d->reloaded, false))
+        end_reload(d);
     if (atomic_load(&d->rpc_stopped))
         uv_stop(&d->loop);
 }
@@ -295,6 +358,8 @@ static void stop_loop(void *ctx)
 {
     struct daemon *d = ctx;
     close_loop(&d->loop);
+    config_free(d->file);
+    config_free(d->fresh);
     pd_http_free(d->http);
     pd_collector_free(d->collector);
 }

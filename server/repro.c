@@ -192,6 +192,15 @@ static bool close_files(struct save *save)
     return good;
 }
 
+static bool write_config(const struct pd_config *config, const char *directory)
+{
+    char path[PD_REPRO_PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/packd.yaml", directory);
+    FILE *out = fopen(path, "we");
+    bool written = out && pd_config_print(config, out) == 0;
+    return out && fclose(out) == 0 && written;
+}
+
 /* Everything between an open directory and its last file. */
 static bool fill(struct save *save, struct pd_log *log, const struct pd_check_finding *finding,
                  const char *directory)
@@ -233,6 +242,8 @@ void pd_repro_save(void *ctx, const struct pd_assemble_order *order,
         why = strerror(errno);
     else if (!fill(&save, repro->log, finding, path))
         why = "finding.json cannot be written";
+    else if (!write_config(repro->config, path))
+        why = "packd.yaml cannot be written";
     if (!close_files(&save) && !why)
         why = strerror(errno);
     if (why) {

@@ -3,12 +3,13 @@
  *
  *   <log.path>/repros/<feed>-<job>-step<k>-micro<m>-rank<r>/
  *     finding.json   the batch, the rule, the place, the text; which packs; what was left out
+ *     packd.yaml     the configuration in force
  *     plan.bin       the encoded packs of the step       (pack, entry of the step, bytes)
  *     heads.bin      heads of the batch's blocks         (block, 0, bytes)
  *     bodies.bin     tokens and pushed labels of the batch's samples   (block, index, bytes)
  *
  * A .bin file is a row of records: three little-endian u64 as named above, then so many bytes. With
- * labels, the second half of a body's bytes are the labels.
+ * labels, the second half of a body's bytes are the labels. packd_replay builds the batch from it again.
  *
  * When full: at most PD_REPROS_MAX directories; a further one is not saved, and the log says so.
  * The files of one take at most PD_REPRO_BYTES_MAX; samples beyond are left out and counted. */

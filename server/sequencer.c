@@ -73,6 +73,8 @@ static int apply(struct pd_sequencer *seq, struct pd_request *request)
         return pd_seq_delete_stream(seq, (struct pd_request_delete_stream *)request);
     case PD_REQUEST_DELETE_FEED:
         return pd_seq_delete_feed(seq, (struct pd_request_delete_feed *)request);
+    case PD_REQUEST_RELOAD:
+        return pd_seq_reload(seq, (struct pd_request_reload *)request);
     case PD_REQUEST_STATUS:
         return 0; /* filled after the commit */
     }
@@ -220,6 +222,7 @@ static void rebuild(struct pd_sequencer *seq)
 {
     struct pd_error error = {0};
     struct pd_seq_state old = seq->state;
+    seq->file = seq->file_kept;
     seq->state = (struct pd_seq_state){0};
     pd_log_abort(seq->log);
     seq->group_rc = 0;
@@ -353,10 +356,12 @@ static void run_group(struct pd_sequencer *seq, struct pd_link *pending)
         pd_seq_write_failed(seq, rc, &error);
     else
         work(seq, pending, &applied);
-    if (commit_group(seq) == 0)
+    if (commit_group(seq) == 0) {
         count_group(seq);
-    else
+        seq->file_kept = seq->file;
+    } else {
         undo_group(seq, &applied);
+    }
     check_disk(seq, pd_clock_mono_ns());
     pd_seq_space_tell(seq);
     announce(seq);

@@ -39,6 +39,7 @@ enum pd_request_kind {
     PD_REQUEST_SKIP_SAMPLES,
     PD_REQUEST_DELETE_STREAM,
     PD_REQUEST_DELETE_FEED,
+    PD_REQUEST_RELOAD,
     PD_REQUEST_STATUS,
 };
 
@@ -227,6 +228,15 @@ struct pd_request_delete_feed {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];
     bool force;
+};
+
+/* The configuration read again: planning rules and weights of its feeds, as at a start; other keys act
+ * at the next start. All or nothing. PD_EMISMATCH FIXED_KEY; PD_ELIMIT TOO_MANY_CHANGES. */
+struct pd_request_reload {
+    struct pd_request base;
+    /* Where the request succeeds, borrowed until another one does or the sequencer is freed. */
+    const struct pd_config *config;
+    uint32_t changed; /* out: feeds that plan otherwise from now on */
 };
 
 /* A copy of everything Status shows that the sequencer owns. */

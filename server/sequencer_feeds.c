@@ -40,25 +40,6 @@ static int set_sources(struct pd_sequencer *seq, struct pd_seq_feed *feed, struc
     return 0;
 }
 
-/* Takes `settings` for the feed's, as a record. */
-static int record_settings(struct pd_sequencer *seq, struct pd_seq_feed *feed,
-                           struct pd_buf *settings, struct pd_error *error)
-{
-    int rc = pd_seq_settings_names(seq, feed, settings, error);
-    if (rc)
-        return rc;
-    struct pd_buf swap = feed->settings;
-    feed->settings = *settings;
-    *settings = swap;
-    feed->config_digest = pd_feed_config_digest(feed->config);
-    feed->dirty = true;
-    pd_buf_clear(&seq->body);
-    pd_buf_put_string(&seq->body, feed->name, strlen(feed->name));
-    pd_buf_put_u64(&seq->body, feed->config_digest);
-    pd_buf_put_string(&seq->body, (const char *)feed->settings.data, feed->settings.size_bytes);
-    return pd_log_append_record(seq->log, PD_RECORD_FEED, feed->number, &seq->body, error);
-}
-
 /* A feed without data follows the file: everything about it starts anew. */
 static int reset_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_buf *settings,
                       struct pd_error *error)
@@ -76,7 +57,7 @@ static int reset_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
     if (feed->first_settings.failed)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory");
     int rc = set_sources(seq, feed, error);
-    return rc ? rc : record_settings(seq, feed, settings, error);
+    return rc ? rc : pd_seq_settings_record(seq, feed, settings, error);
 }
 
 /* That of a deleted feed, or the next one. */
@@ -137,7 +118,7 @@ int pd_seq_feed_make(struct pd_sequencer *seq, uint32_t index, struct pd_seq_fee
     if (rc)
         return rc;
     join_config(seq, feed, index);
-    pd_seq_settings_encode(feed->config, &settings);
+    pd_seq_settings_encode(pd_seq_file_feed(seq, feed->config), &settings);
     rc = settings.failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory")
                          : reset_feed(seq, feed, &settings, error);
     pd_buf_fini(&settings);
@@ -154,7 +135,7 @@ static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_er
         return rc;
     join_config(seq, feed, index);
     struct pd_buf settings = {0};
-    pd_seq_settings_encode(config, &settings);
+    pd_seq_settings_encode(pd_seq_file_feed(seq, config), &settings);
     bool same = feed->settings.size_bytes == settings.size_bytes && !settings.failed &&
                 memcmp(feed->settings.data, settings.data, settings.size_bytes) == 0;
     if (settings.failed)
@@ -162,8 +143,9 @@ static int configure_feed(struct pd_sequencer *seq, uint32_t index, struct pd_er
     else if (!same && (feed->has_data || feed->stream_count > 0))
         rc = pd_seq_settings_compare(feed, &settings, error);
     if (!rc && !same)
-        rc = feed->has_data || feed->stream_count > 0 ? record_settings(seq, feed, &settings, error)
-                                                      : reset_feed(seq, feed, &settings, error);
+        rc = feed->has_data || feed->stream_count > 0
+                 ? pd_seq_settings_record(seq, feed, &settings, error)
+                 : reset_feed(seq, feed, &settings, error);
     pd_buf_fini(&settings);
     return rc;
 }

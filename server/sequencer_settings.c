@@ -441,6 +441,32 @@ int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wante
 
 /* ---- taking effect ---- */
 
+const struct pd_feed_config *pd_seq_file_feed(const struct pd_sequencer *seq,
+                                              const struct pd_feed_config *config)
+{
+    const struct pd_feed_config *feed =
+        seq->file ? pd_config_feed(seq->file, config->name, NULL) : NULL;
+    return feed ? feed : config;
+}
+
+int pd_seq_settings_record(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                           struct pd_buf *settings, struct pd_error *error)
+{
+    int rc = pd_seq_settings_names(seq, feed, settings, error);
+    if (rc)
+        return rc;
+    struct pd_buf swap = feed->settings;
+    feed->settings = *settings;
+    *settings = swap;
+    feed->config_digest = pd_feed_config_digest(pd_seq_file_feed(seq, feed->config));
+    feed->dirty = true;
+    pd_buf_clear(&seq->body);
+    pd_buf_put_string(&seq->body, feed->name, strlen(feed->name));
+    pd_buf_put_u64(&seq->body, feed->config_digest);
+    pd_buf_put_string(&seq->body, (const char *)feed->settings.data, feed->settings.size_bytes);
+    return pd_log_append_record(seq->log, PD_RECORD_FEED, feed->number, &seq->body, error);
+}
+
 static int write_rules(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)
 {
     struct pd_control control = {.kind = PD_CONTROL_RULES,
@@ -483,5 +509,57 @@ int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed, stru
         rc = pd_seq_mixture_write(seq, feed, weights, &pack, error);
     }
     feed->rules_changed = feed->weights_changed = false;
+    return rc;
+}
+
+/* ---- reload ---- */
+
+static int note_changes(struct pd_seq_feed *feed, const struct pd_config *file,
+                        struct pd_error *error)
+{
+    struct pd_buf settings = {0};
+    const struct pd_feed_config *config = pd_config_feed(file, feed->name, NULL);
+    if (!config)
+        return 0;
+    pd_seq_settings_encode(config, &settings);
+    int rc = settings.failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory")
+                             : pd_seq_settings_compare(feed, &settings, error);
+    pd_buf_fini(&settings);
+    return rc;
+}
+
+static int take_file(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_error *error)
+{
+    struct pd_buf settings = {0};
+    pd_seq_settings_encode(pd_seq_file_feed(seq, feed->config), &settings);
+    int rc = settings.failed ? pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory")
+                             : pd_seq_settings_record(seq, feed, &settings, error);
+    pd_buf_fini(&settings);
+    return rc ? rc : pd_seq_settings_act(seq, feed, error);
+}
+
+/* Every feed is looked at before anything is written; a failure after that undoes the group. */
+int pd_seq_reload(struct pd_sequencer *seq, struct pd_request_reload *request)
+{
+    struct pd_error *error = &request->base.error;
+    const struct pd_config *before = seq->file;
+    int rc = 0;
+    for (uint32_t i = 0; i < seq->state.feed_count && !rc; i++)
+        if (seq->state.feeds[i]->config)
+            rc = note_changes(seq->state.feeds[i], request->config, error);
+    seq->file = rc ? before : request->config;
+    for (uint32_t i = 0; i < seq->state.feed_count; i++) {
+        struct pd_seq_feed *feed = seq->state.feeds[i];
+        bool changed = feed->rules_changed || feed->weights_changed;
+        if (!rc && feed->config && changed) {
+            rc = take_file(seq, feed, error);
+            request->changed++;
+        }
+        feed->rules_changed = feed->weights_changed = false;
+    }
+    if (rc && seq->file != before) {
+        seq->file = before;
+        return seq->group_rc ? rc : pd_seq_write_failed(seq, rc, error);
+    }
     return rc;
 }

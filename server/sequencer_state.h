@@ -210,6 +210,8 @@ struct pd_seq_door {
 struct pd_sequencer {
     uint32_t magic;
     const struct pd_config *config;
+    const struct pd_config *file;      /* as read last; NULL = config */
+    const struct pd_config *file_kept; /* that as of the last commit */
     struct pd_log *log;
     struct pd_serve *serve;
     struct pd_seq_state state;
@@ -328,6 +330,13 @@ int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                           const struct pd_buf *settings, struct pd_error *error) PD_MUST_CHECK;
 uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
                                  uint32_t weights[PD_LANES_WEIGHTED_MAX]);
+/* The feed as the file that was read last says it. */
+const struct pd_feed_config *pd_seq_file_feed(const struct pd_sequencer *seq,
+                                              const struct pd_feed_config *config);
+/* Takes `settings` for the feed's, as a record. */
+int pd_seq_settings_record(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                           struct pd_buf *settings, struct pd_error *error) PD_MUST_CHECK;
+int pd_seq_reload(struct pd_sequencer *seq, struct pd_request_reload *request);
 /* The control of a RULES record. */
 void pd_seq_settings_replay(const struct pd_seq_feed *feed, struct pd_control *control,
                             struct pd_reader *body);

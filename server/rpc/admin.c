@@ -199,6 +199,10 @@ static void on_tested(struct pd_ask *ask)
               texts[2]);
     fill_case(&cases[3], "clean", report->clean_batches,
               report->clean_batches - report->false_alarms, report->failure, texts[3]);
+    cases[0].micros = (uint64_t)(report->dense_seconds * 1e6);
+    cases[1].micros = (uint64_t)(report->interference_seconds * 1e6);
+    cases[2].micros = (uint64_t)(report->faults_seconds * 1e6);
+    cases[3].micros = (uint64_t)(report->clean_seconds * 1e6);
     response.passed = order->result == 0;
     response.backend = (char *)report->backend;
     response.device = (char *)order->device;

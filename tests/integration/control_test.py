@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import unittest
 
 import grpc
@@ -266,6 +267,32 @@ class ControlTest(unittest.TestCase):
             self.assertEqual(len(order), 800)
             later = order[4 * before + 60:4 * before + 300]
             self.assertAlmostEqual(sum(s == "c" for s, _ in later) / len(later), 0.9, delta=0.07)
+
+    def test_reload(self):
+        """SIGHUP: what may change acts without a restart; a file that changes a fixed key changes nothing."""
+        daemon = harness.Daemon(feeds=[MIXED], extra=DAEMON)
+        with daemon as packd:
+            push(packd, "w", samples(100), source="web")
+            push(packd, "c", samples(100), source="code")
+            changed = {**MIXED, "window": 24, "sources": {"web": {"weight": 2}, "code": {"weight": 5}}}
+            self.hup(packd, {**changed, "seq_len": 128}, "reload_failed reason=FIXED_KEY")
+            self.hup(packd, {**changed, "window": 0}, "reload_failed reason=")
+            self.assertGreater(self.mix(packd, web=1, code=2).record, 0)
+            self.hup(packd, changed, "reloaded applied=0 ignored=0 feeds_changed=1")
+            self.assertEqual(self.mix(packd, web=2, code=5).record, 0)
+            packd.kill()
+            packd.start()
+            self.assertEqual(self.mix(packd, web=2, code=5).record, 0)
+            peer.end_feed(packd.address)
+            self.assertEqual(len(fetched(packd, "train")), 200)
+
+    def hup(self, packd, feed, words):
+        before = packd.log().count(words)
+        with open(os.path.join(packd.directory, "packd.yaml"), "w") as file:
+            json.dump({**packd.config, "feeds": [feed]}, file)
+        packd.process.send_signal(signal.SIGHUP)
+        harness.wait_for(words, lambda: packd.log().count(words) > before)
+        packd.config["feeds"] = [feed]
 
     def test_packctl(self):
         with harness.Daemon(feeds=[MIXED]) as packd:

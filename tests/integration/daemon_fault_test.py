@@ -85,15 +85,19 @@ class DaemonFault(unittest.TestCase):
             self.assertEqual(code, 1, log)
             self.assertRegex(log.splitlines()[-1], r"\S+ \S+", log)
 
-    def twice(self, packd, *arguments):
-        """One fault may end one call; the second try must succeed."""
-        code, out, error = self.run_packctl(packd, *arguments)
-        if code != 0:
-            self.assertIn("fired", self.report(), error)
-            self.revive(packd)
-            code, out, error = self.run_packctl(packd, *arguments)
-        self.assertEqual(code, 0, f"{arguments}: {error}\n{packd.log()}")
-        return [json.loads(line) for line in out.splitlines()]
+    def succeed(self, packd, *arguments):
+        """One fault may end one call, and a batch that failed is answered with its failure for a while; then it must succeed."""
+        last = []
+
+        def attempt():
+            last[:] = self.run_packctl(packd, *arguments)
+            if last[0] != 0:
+                self.assertIn("fired", self.report(), last[2])
+                self.revive(packd)
+            return last[0] == 0
+
+        harness.wait_for(f"packctl {arguments} succeeds", attempt)
+        return [json.loads(line) for line in last[1].splitlines()]
 
     def run_one(self, rng, **fault):
         packd = self.daemon(**fault)
@@ -103,11 +107,11 @@ class DaemonFault(unittest.TestCase):
         rows = os.path.join(self.directory, "rows.jsonl")
         with open(rows, "w") as file:
             file.writelines(json.dumps({"tokens": [rng.randrange(1, 1000) for _ in range(rng.randrange(1, 200))]}) + "\n" for _ in range(SAMPLES))
-        pushed = self.twice(packd, "push", "--stream", "s", "--end-feed", rows)
+        pushed = self.succeed(packd, "push", "--stream", "s", "--end-feed", rows)
         self.assertEqual(pushed[-1]["durable_seq"], SAMPLES)
         rank = ["--dp-size", 1, "--rank", 0, "--rows", 2]
-        self.twice(packd, "fetch", "--job", "train", *rank, "--commit-every", 20)
-        again = self.twice(packd, "fetch", "--job", "look", *rank, "--reader", "--from", 0)
+        self.succeed(packd, "fetch", "--job", "train", *rank, "--commit-every", 20)
+        again = self.succeed(packd, "fetch", "--job", "look", *rank, "--reader", "--from", 0)
         self.assertEqual(sum(line["samples"] for line in again if line["type"] == "batch"), SAMPLES)
         self.revive(packd)
         code, log = self.stop(packd)

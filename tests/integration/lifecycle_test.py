@@ -177,7 +177,7 @@ class LifecycleTest(unittest.TestCase):
 
         lines = reload({"feeds": [{**FEED, "window": 64}], "drain": "9s", "validate": {"fraction": 0.25}, "memory": {"batches": "2GiB"}})
         said = {tuple(word for word in line.split()[2:4]) for line in lines}
-        self.assertEqual(said, {("reload_ignored", "key=feeds"), ("reload_applied", "key=drain"), ("reload_applied", "key=validate.fraction"),
+        self.assertEqual(said, {("reload_feeds", 'text="planning'), ("reload_applied", "key=drain"), ("reload_applied", "key=validate.fraction"),
                                 ("reload_ignored", "key=memory.batches"), ("reloaded", "applied=2")})
         self.assertEqual(packd.status()["validator"]["fraction"], 0.25)
         lines = reload("feeds: [\n")

@@ -132,7 +132,7 @@ class LivenessTest(unittest.TestCase):
             producer = Producer(packd, "a")
             producer.start()
             trainer = Trainer(packd)
-            stalls = 0
+            stalls, states = 0, set()
             messages = trainer.fetch.next_message
 
             def noting():
@@ -140,7 +140,7 @@ class LivenessTest(unittest.TestCase):
                 message = messages()
                 if message.HasField("waiting") and message.waiting.reason == pb.WAIT_COMMIT:
                     self.assertEqual(message.waiting.stall.job, "train")
-                    self.assertEqual(packd.status()["log"]["state"], "LOG_STALLED")
+                    states.add(packd.status()["log"]["state"])  # LOG_OK where giving up retained commits has made room meanwhile
                     stalls += 1
                     trainer.commit()
                 return message
@@ -148,6 +148,7 @@ class LivenessTest(unittest.TestCase):
             trainer.fetch.next_message = noting
             trainer.steps(3 * LOG // (P * 2048 * 4), commit_every=10**9)
             self.assertGreaterEqual(stalls, 2)
+            self.assertIn("LOG_STALLED", states)
             self.assertIn(pb.LOG_STALLED, producer.whys)
             trainer.commit()
             trainer.fetch.close()
@@ -176,9 +177,9 @@ class LivenessTest(unittest.TestCase):
                 self.assertEqual(peer.error_detail(caught.exception).reason, reason)
             producer = Producer(packd, "a")
             producer.start()
-            trainer = Trainer(packd, rows=48, commit_every=20)
-            trainer.steps(2 * LOG // (48 * 2048 * 4), commit_every=20)
-            self.assertEqual(feed_of(packd)["jobs"][0]["spec"]["commit_every"], 20)
+            trainer = Trainer(packd, rows=48, commit_every=8)
+            trainer.steps(2 * LOG // (48 * 2048 * 4), commit_every=8)
+            self.assertEqual(feed_of(packd)["jobs"][0]["spec"]["commit_every"], 8)
             trainer.fetch.close()
             producer.stop(self)
 

@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import re
+import subprocess
 import threading
 import unittest
 
@@ -14,6 +15,7 @@ import peer
 from peer import pb
 
 FAULTY = os.path.join(harness.TOP, "server", "packd_faulty")
+REPLAY = os.path.join(harness.TOP, "server", "packd_replay")
 FEED = {"name": "default", "seq_len": 64, "window": 8}
 SAMPLES = [[1 + (i * 31 + j * 7) % 900 for j in range(8 + i * 5 % 50)] for i in range(400)]
 WORLD = {"dp_size": 2, "rows": 1, "accum": 1, "world_token": "w"}
@@ -210,7 +212,23 @@ class ViolationTest(unittest.TestCase):
             self.assertRegex(packd.log(), r"ERROR step_left_out feed=default job=train step=3")
             self.assertEqual(packd.http("/readyz")[0], 200)
             status = peer.admin(packd.address, "Status", pb.StatusRequest())
-            self.assertTrue(os.path.exists(os.path.join(status.validator.repro, "finding.json")), status.validator)
+            self.check_replay(status.validator.repro)
+
+    def check_replay(self, repro):
+        """The fault was planted in memory: built again from the repro the batch is clean, and a changed byte is found."""
+        done = subprocess.run([REPLAY, repro], capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("structural check: passed", done.stdout)
+        self.assertIn("attention probe: passed", done.stdout)
+        with open(os.path.join(repro, "bodies.bin"), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        done = subprocess.run([REPLAY, repro], capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("SAMPLE_DAMAGED", done.stdout)
+        self.assertEqual(subprocess.run([REPLAY, "/nonexistent"], capture_output=True, timeout=harness.DEADLINE_S).returncode, 2)
 
     def test_delivered_means_stop(self):
         """One rank has its batch of the step when the other's fails: the step cannot be left out any more."""

@@ -267,6 +267,7 @@ class ValidationTest(unittest.TestCase):
                     self.assertEqual((answer.backend, answer.device), ("cpu", packd.status()["validator"]["device"]))
                     self.assertEqual([(case.name, case.passed) for case in answer.cases],
                                      [(name, True) for name in ("dense", "interference", "faults", "clean")])
+                    self.assertTrue(all(case.micros > 0 for case in answer.cases), answer)
                     self.assertEqual(answer.cases[2].text, f"{2 * len(ATTENTION)} of {2 * len(ATTENTION)}")
                 with self.assertRaises(grpc.RpcError) as caught:
                     admin.SelfTest(peer.pb.SelfTestRequest(backend="cuda"), timeout=peer.CALL_S)

@@ -79,7 +79,7 @@ class DocsTest(unittest.TestCase):
             adapter = adapters.get(name)
             if name not in ("numpy", "jax"):
                 self.assertEqual(tuple(re.findall(r"`(\w+)`", keys)), adapter.keys, name)
-            self.assertEqual(labels, adapter.labels or ("none" if name == "flash_attn" else "as served"), name)
+            self.assertEqual(labels, adapter.labels or ("none" if name in ("flash_attn", "pi0") else "as served"), name)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ refuses a batch that needs them. Named tensors and weights join by extras=(...).
 
 from __future__ import annotations
 
-from packd.adapters import arrays, flash_attn, flex, hf, mamba, maxtext, megatron, sdpa, torchtitan, trl, zigzag
+from packd.adapters import (arrays, flash_attn, flex, hf, mamba, maxtext, megatron, pi0, qwen2_5_vl, sdpa, torchtitan, trl,
+                            zigzag)
 from packd.adapters.common import Adapter
 from packd.errors import InvalidArgument
 
 _TABLE = {module.ADAPTER.name: module.ADAPTER
-          for module in (hf, trl, flash_attn, flex, sdpa, megatron, torchtitan, maxtext, mamba, arrays)}
+          for module in (hf, trl, flash_attn, flex, sdpa, megatron, torchtitan, maxtext, mamba, qwen2_5_vl, pi0, arrays)}
 _TABLE["jax"] = arrays.ADAPTER
 
 __all__ = ["Adapter", "get", "names", "flash_attn", "flex", "trl", "zigzag"]
