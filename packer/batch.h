@@ -93,7 +93,7 @@ struct pd_batch {
     uint32_t max_seqlen;     /* longest step of cu_seqlens, padding segments included */
     struct pd_totals totals; /* of this batch */
     uint64_t tail_tokens;    /* padding behind the last slot of rows that hold a sample */
-    uint64_t row_padding_tokens; /* positions of rows that hold none */
+    uint64_t row_padding_tokens;                   /* positions of rows that hold none */
     struct pd_tensor_total losses[PD_TENSORS_MAX]; /* of tensors declared as a loss, by number */
     uint32_t loss_count;
     struct pd_array arrays[PD_ARRAYS_MAX];
