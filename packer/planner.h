@@ -114,10 +114,10 @@ struct pd_supply {
  * told before the planner gets there does nothing until it does.
  * WEIGHTS, SKIP, SKIP_RULE and RULES act between the refill and the fit of `from_pack`: what the
  * window holds then does not depend on waiting. SKIP drops the sample from window, shuffle buffer
- * and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with every
- * sample before `at` that the rule fits. With RULES, samples in the window stay as they came in, and
- * what order: shuffle has buffered drains by the same hash; pruning is for samples drawn from their
- * lane afterwards. */
+ * and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with
+ * every sample before `at` that the rule fits. With RULES, samples in the window stay as they came
+ * in, and what order: shuffle has buffered drains by the same hash; pruning is for samples drawn
+ * from their lane afterwards. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */

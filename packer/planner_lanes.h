@@ -1,8 +1,8 @@
 /* The lanes: which one the refill draws from next, and where each has got to.
  *
  *   weighted  every draw of s slot tokens credits each active lane with s * its weight and debits
- *             the drawn one with s * (sum of weights); the lane with the largest deficit is due, the
- *             lower number on a tie
+ *             the drawn one with s * (sum of weights); the lane with the largest deficit is due,
+ *             the lower number on a tie
  *   ordered   active lanes take turns, one sample each
  *
  * A lane keeps a cursor, never a backlog. Everything acts by its place in the log: `limit` is the

@@ -3,8 +3,8 @@
  * Place in the flow: SIGHUP, on the main thread, with a fresh configuration that has been checked
  * as at start. Only keys that each reader looks up anew whenever it needs them are taken over;
  * their members are atomic. All others are compared, and named where they differ, so that nobody
- * believes in a change that has no effect. What feeds say is compared as one; the sequencer takes of
- * it what acts on plans to come. */
+ * believes in a change that has no effect. What feeds say is compared as one; the sequencer takes
+ * of it what acts on plans to come. */
 #include "server/config_keys.h"
 
 #include "base/check.h"
