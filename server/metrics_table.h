@@ -36,6 +36,9 @@
     X(PD_F_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned by this process.")         \
     X(PD_F_LOG_FULL_FLUSHES, "packd_log_full_flushes_total",                                     \
       "Flushes because the log had no room for a whole window.")                                 \
+    X(PD_F_COMMITS_GIVEN_UP, "packd_retained_commits_given_up_total",                            \
+      "Commits that can no longer be gone back to, though jobs.retain asks for them: the log "   \
+      "had no room.")                                                                            \
     X(PD_F_JOBS_RELEASED, "packd_jobs_released_total",                                           \
       "Jobs that stopped holding the log after idle_release.")                                   \
     X(PD_F_FULL_STEP_REAL, "packd_full_step_real_tokens_total",                                  \

@@ -66,7 +66,6 @@ int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
     uint64_t at = job->committed > job->first_step ? job->committed : job->first_step;
     job->first_pack = pd_job_step_needs(&steps, at);
     job->first_step = at;
-    job->delivered = at;
     pd_log(PD_LOG_INFO, "job_regrouped", "feed=%s job=%s step=%llu step_packs=%u before=%u",
            feed->name, job->spec.name, (unsigned long long)at, request->spec.step_packs,
            job->spec.step_packs);

@@ -365,8 +365,8 @@ static void check_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                 !feed_has_left(seq, feed, ahead_bytes(seq, pd_seq_room_bytes(seq, feed)), 3, 4);
     if (near)
         (void)pd_seq_stall_of(seq, feed, &stall);
-    if (full)
-        pd_seq_give_up_commits(feed);
+    if (full && pd_seq_give_up_commit(feed))
+        stall = none; /* it is the log's turn, not the job's */
     tell_stall(feed, full ? &stall : &none);
     check_stuck(seq, feed);
     publish(seq, feed, &stall, full);

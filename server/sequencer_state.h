@@ -84,7 +84,8 @@ struct pd_seq_job {
     bool released; /* silent for idle_release: holds nothing until it is opened again */
     bool dirty, announce, deleted;
     /* not in the log */
-    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
+    /* Next step after the highest one known to be wholly delivered to its current world. */
+    uint64_t delivered;
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
     uint64_t active_ns;    /* monotonic: the last sign of life, or the start */
@@ -502,10 +503,11 @@ struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed);
 /* Log bytes that the job holds, and that a step of it takes: means. */
 void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                      uint64_t *bytes_held, uint64_t *bytes_per_step);
-/* With the log full: a feed that waits for samples, and whose slowest job has committed all it has
- * received, keeps that last commit only, loudly; else its trainer and its producers would wait for
- * each other for good. */
-void pd_seq_give_up_commits(struct pd_seq_feed *feed);
+/* With the log full: where the slowest job has received every step there is, and more cannot be
+ * planned, its oldest retained commit gives way, loudly; the last one never does. Else its trainer
+ * and its producers would wait for each other, for good where it does not commit out of turn. False:
+ * there is none to give, or no need. */
+bool pd_seq_give_up_commit(struct pd_seq_feed *feed);
 /* Whether a commit of the feed's slowest job, or of one that is configured and has not come, would
  * free space; *stall says which. */
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
