@@ -453,7 +453,8 @@ static void finish_queue(struct pd_rpc_thread *thread)
         pd_log_reader_free(thread->reader);
 }
 
-/* One server's end; the notice of a queue without a thread is taken here, it is all there is in it. */
+/* One server's end; the notice of a queue without a thread is taken here, it is all there is in
+ * it. */
 static void shut_server(struct pd_rpc *rpc, int door)
 {
     struct pd_rpc_thread *first = &rpc->threads[0];
