@@ -1,5 +1,6 @@
-/* Marks of time over log positions, for ages that nobody decides by: metrics and the status page. The
- * log itself holds no times but those of commits, so what a daemon did not see itself has none. */
+/* Marks of time over log positions, for ages that nobody decides by: metrics and the status page.
+ * The log itself holds no times but those of commits, so what a daemon did not see itself has
+ * none. */
 #include "server/arrivals.h"
 
 #include "base/check.h"

@@ -1,5 +1,6 @@
 /* When log positions were written, roughly: marks of (position, wall clock), some a minute. Plain
- * memory, zeroed is empty; one owner. When full: every other mark goes, and they come half as often. */
+ * memory, zeroed is empty; one owner. When full: every other mark goes, and they come half as
+ * often. */
 #ifndef PD_SERVER_ARRIVALS_H
 #define PD_SERVER_ARRIVALS_H
 

@@ -1,9 +1,8 @@
 /* Feeds: their configuration in the log, their ends, their flushes.
  *
- * At every start the configuration is joined with what the log has of each feed (sequencer_settings.c
- * says what may differ). Sequencer thread (and the start-up code).
- * Invariant: an end or a flush is a record before the planner hears of it takes effect. It does
- * not plan. */
+ * At every start the configuration is joined with what the log has of each feed
+ * (sequencer_settings.c says what may differ). Sequencer thread (and the start-up code). Invariant:
+ * an end or a flush is a record before the planner hears of it takes effect. It does not plan. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

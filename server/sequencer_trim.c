@@ -3,12 +3,12 @@
  *   jobs ──retained commits──> lowest pack any job may still ask for
  *                                └──> the newest snapshot at or below it ──> lane floors
  *
- * A feed is trimmed to a snapshot: from there its plans can be made again, and every block of a lane
- * below the snapshot's floor of that lane is in packs before it. Two groups do it: the first makes
- * `lowest_pack` durable and tells serve, which then serves nothing below; the later ones delete, at
- * most PD_SEQ_TRIM_BYTES each. Sequencer thread. Invariant: nothing at or above what lowest_pack
- * stands for is ever deleted; deletion goes on after a restart by itself. Trimming has no effect on
- * any plan, so it is no record. */
+ * A feed is trimmed to a snapshot: from there its plans can be made again, and every block of a
+ * lane below the snapshot's floor of that lane is in packs before it. Two groups do it: the first
+ * makes `lowest_pack` durable and tells serve, which then serves nothing below; the later ones
+ * delete, at most PD_SEQ_TRIM_BYTES each. Sequencer thread. Invariant: nothing at or above what
+ * lowest_pack stands for is ever deleted; deletion goes on after a restart by itself. Trimming has
+ * no effect on any plan, so it is no record. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

@@ -1,14 +1,14 @@
 /* One gRPC call as a small state machine; internal to server/rpc.
  *
  *   accept ──> pd_call ──message, half_close, written, tick──> the method's functions
- *                 ^                                               └─ _write, _reply, _fail ──> client
+ *                 ^                                             └─ _write, _reply, _fail ──> client
  *                 └── pd_call_post: another thread's event, as a tag on the call's own queue
  *
  * A call stays on the thread whose queue accepted it; all its functions run there and need no lock.
  * At most one read and one write are in flight. `refs` counts the operations in flight, the events
  * that other threads still owe, and one until the call is closed; the last one frees. Since a queue
- * is shut down only when no call is left, posting to a call that holds a reference is always safe.
- */
+ * is shut down only when no call is left, posting to a call that holds a reference is always
+ * safe. */
 #ifndef PD_SERVER_RPC_CALL_H
 #define PD_SERVER_RPC_CALL_H
 

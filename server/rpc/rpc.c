@@ -79,9 +79,9 @@ static void begin_call(const struct accept *accept)
     const char *path = (const char *)GRPC_SLICE_START_PTR(slice);
     const struct pd_principal_config *who;
     struct pd_error error;
-    int rc = pd_access_admit(accept->thread->rpc->access, accept->door, path,
-                             GRPC_SLICE_LENGTH(slice), accept->call, &accept->metadata, &who,
-                             &error);
+    int rc =
+        pd_access_admit(accept->thread->rpc->access, accept->door, path, GRPC_SLICE_LENGTH(slice),
+                        accept->call, &accept->metadata, &who, &error);
     if (rc == 0)
         pd_call_accept(accept->thread, accept->call, pd_method_find(path, GRPC_SLICE_LENGTH(slice)),
                        who);
@@ -432,7 +432,8 @@ static void finish_queue(struct pd_rpc_thread *thread)
         pd_log_reader_free(thread->reader);
 }
 
-/* One server's end; the notice of a queue without a thread is taken here, it is all there is in it. */
+/* One server's end; the notice of a queue without a thread is taken here, it is all there is in
+ * it. */
 static void shut_server(struct pd_rpc *rpc, int door)
 {
     struct pd_rpc_thread *first = &rpc->threads[0];

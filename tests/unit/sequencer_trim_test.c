@@ -546,8 +546,8 @@ static struct pd_request_open_job reopen(struct seq_case *c, uint32_t dp_size, c
     return open;
 }
 
-/* Another P, at the last commit and asked for: steps keep their numbers, packs go on where they were,
- * and nothing before that can be gone back to; through a restart. */
+/* Another P, at the last commit and asked for: steps keep their numbers, packs go on where they
+ * were, and nothing before that can be gone back to; through a restart. */
 static void test_regroup(void **unused)
 {
     (void)unused;
