@@ -100,9 +100,8 @@ static grpc_ssl_client_certificate_request_type request_type(const struct pd_con
 {
     if (!*config->tls_client_ca)
         return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    return config->tls_client_optional
-               ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
-               : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+    return config->tls_client_optional ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                                       : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
 }
 
 static grpc_server_credentials *tls_credentials(const struct pd_config *config)
