@@ -1,5 +1,5 @@
-/* XXH3-64, the digest of everything in packd, over large blocks: with AVX2 where the machine has it,
- * at twice the rate of the system's library. The values are the library's. Pure. */
+/* XXH3-64, the digest of everything in packd, over large blocks: with AVX2 where the machine has
+ * it, at twice the rate of the system's library. The values are the library's. Pure. */
 #ifndef PD_BASE_DIGEST_H
 #define PD_BASE_DIGEST_H
 

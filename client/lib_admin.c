@@ -3,8 +3,8 @@
  * No thread and no state but the channel; every call may come from any thread. */
 #include "client/lib_conn.h"
 #include "client/lib_error.h"
-#include "client/lib_tls.h"
 #include "client/lib_json.h"
+#include "client/lib_tls.h"
 
 #include "base/check.h"
 #include "proto/packd.pb-c.h"
@@ -25,8 +25,8 @@ struct packd_admin {
 int packd_admin_open(const struct packd_admin_options *options, struct packd_admin **out,
                      struct packd_error *error)
 {
-    int rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
-                          error);
+    int rc =
+        pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""), error);
     if (rc != 0)
         return rc;
     struct packd_admin *admin = calloc(1, sizeof *admin);
@@ -181,7 +181,7 @@ int packd_admin_set_mixture(struct packd_admin *admin, const char *feed,
     struct call call = {"/packd.v1.Admin/SetMixture", &request.base,
                         &packd__v1__set_mixture_response__descriptor, timeout_ms};
     rc = rc == 0 ? run(admin, &call, json, error)
-                 : pd_client_error(error, rc, "MEMORY", "no memory for a request");
+                 : pd_client_error(error, rc, "NO_MEMORY", "no memory for a request");
     free(messages);
     free(list);
     return rc;

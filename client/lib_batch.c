@@ -106,8 +106,8 @@ static const char *check_samples(const Packd__V1__BatchHeader *h)
     return NULL;
 }
 
-/* What images and tensors take of the payload: the job's bound is for the built-in arrays, as tensors
- * are what producers make them. */
+/* What images and tensors take of the payload: the job's bound is for the built-in arrays, as
+ * tensors are what producers make them. */
 static uint64_t media_bytes(const Packd__V1__BatchHeader *h)
 {
     static const char *const core[] = {"tokens", "cu_seqlens", "seq_lens", "sample_index"};

@@ -2,10 +2,10 @@
  * when the call breaks.
  *
  * Messages of a batch are never interleaved with others, so one batch at a time is `incoming`. A
- * chunk's bytes are copied from gRPC's slices to their place, and nowhere else. The cursor moves when
- * a batch is complete and verified; whatever breaks, the next call starts at the cursor. A moved
- * generation (another world, skipped steps) drops what is ready, back to what was returned. Calls
- * nothing of the user's but memory_alloc. */
+ * chunk's bytes are copied from gRPC's slices to their place, and nowhere else. The cursor moves
+ * when a batch is complete and verified; whatever breaks, the next call starts at the cursor. A
+ * moved generation (another world, skipped steps) drops what is ready, back to what was returned.
+ * Calls nothing of the user's but memory_alloc. */
 #include "client/lib_job.h"
 
 #include "base/check.h"

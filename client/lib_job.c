@@ -1,8 +1,8 @@
 /* The caller's side of a job: options, next, commit, and what can be looked at meanwhile.
  *
- * next only takes from the ready list, which the thread in lib_fetch.c fills; callbacks run here, on
- * the caller's thread, without a lock. Every wait ends at its deadline with a text that says what the
- * server waits for, or since when it has not answered. */
+ * next only takes from the ready list, which the thread in lib_fetch.c fills; callbacks run here,
+ * on the caller's thread, without a lock. Every wait ends at its deadline with a text that says
+ * what the server waits for, or since when it has not answered. */
 #include "client/lib_job.h"
 
 #include "base/check.h"
@@ -59,8 +59,8 @@ static bool copy_options(struct packd_job *job, const struct packd_job_options *
     char self[160];
     job->options = *o;
     struct packd_job_options *c = &job->options;
-    c->server = pd_conn_copy(pd_option_or_env(o->server, "PACKD_SERVER", NULL),
-                             PACKD_DEFAULT_SERVER);
+    c->server =
+        pd_conn_copy(pd_option_or_env(o->server, "PACKD_SERVER", NULL), PACKD_DEFAULT_SERVER);
     c->token = o->token ? strdup(o->token) : NULL;
     c->feed = pd_conn_copy(o->feed, "default");
     c->job = pd_conn_copy(o->job, "");
@@ -261,8 +261,8 @@ static int look(struct packd_job *job, const struct packd_batch **out, uint64_t 
     return pd_clock_mono_ns() >= deadline_ns ? timed_out(job, error) : 0;
 }
 
-/* options.auto_commit, in groups of some steps unless the log fills up. One that fails is made up for
- * by a later one; a world that is over hears of it from the fetch. */
+/* options.auto_commit, in groups of some steps unless the log fills up. One that fails is made up
+ * for by a later one; a world that is over hears of it from the fetch. */
 static void auto_commit(struct packd_job *job)
 {
     int64_t behind = job->options.auto_commit;

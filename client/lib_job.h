@@ -1,10 +1,12 @@
-/* The inside of a trainer's job, shared by the caller's side (lib_job.c) and the thread (lib_fetch.c).
+/* The inside of a trainer's job, shared by the caller's side (lib_job.c) and the thread
+ * (lib_fetch.c).
  *
  *   wire -> batch being received (T) -> ready list (at most `capacity`) -> next() -> the user
  *           cursor: the next batch to receive          info.next_*: the next one to return
  *
- * Credit granted to the server + batches ready <= capacity, so memory is bounded whatever the server
- * does. `lock` guards everything marked G; T belongs to the thread; the rest is fixed after open. */
+ * Credit granted to the server + batches ready <= capacity, so memory is bounded whatever the
+ * server does. `lock` guards everything marked G; T belongs to the thread; the rest is fixed after
+ * open. */
 #ifndef PD_CLIENT_LIB_JOB_H
 #define PD_CLIENT_LIB_JOB_H
 

@@ -1,7 +1,8 @@
 /* OpenJob: joins the job and copies what it has agreed on, at open and again after every break.
  *
  * Called from the caller's thread (open, commit) and from the job's own; `opening` lets one of them
- * at a time. The request is the same every time, so the server recognises the world by its token. */
+ * at a time. The request is the same every time, so the server recognises the world by its
+ * token. */
 #include "client/lib_job.h"
 
 #include "base/check.h"
@@ -71,7 +72,8 @@ static void take_spec(struct packd_spec *spec, const Packd__V1__JobSpec *s)
         spec->widths[spec->width_count++] = s->widths[i];
 }
 
-/* How many batches may be here at once: prefetch_batches, or fewer where their bytes are too many. */
+/* How many batches may be here at once: prefetch_batches, or fewer where their bytes are too
+ * many. */
 static uint32_t capacity_of(const struct packd_job *job)
 {
     uint64_t by_bytes = job->info.spec.max_batch_bytes

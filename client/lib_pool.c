@@ -1,5 +1,5 @@
-/* The pool of payload memory. A fresh allocation of many MiB costs page faults on every batch, pinned
- * memory far more; so released ones wait here, largest use first come. */
+/* The pool of payload memory. A fresh allocation of many MiB costs page faults on every batch,
+ * pinned memory far more; so released ones wait here, largest use first come. */
 #include "client/lib_pool.h"
 
 #include <pthread.h>

@@ -292,7 +292,8 @@ static int put_one(struct packd_producer *p, const struct packd_sample *sample,
         return rc;
     rc = take(p, sample);
     if (rc != 0)
-        pd_client_error(error, rc, "MEMORY", "no memory for a sample of %zu tokens", sample->count);
+        pd_client_error(error, rc, "NO_MEMORY", "no memory for a sample of %zu tokens",
+                        sample->count);
     return rc;
 }
 

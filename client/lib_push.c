@@ -377,7 +377,7 @@ static int session_loop(struct packd_producer *p, struct pd_stream *stream,
         if (rc == 0)
             rc = send_next(p, stream);
         if (rc == PACKD_ENOMEM && error->code == 0)
-            pd_client_error(error, rc, "MEMORY", "no memory for a message");
+            pd_client_error(error, rc, "NO_MEMORY", "no memory for a message");
         if (rc != 0)
             return rc;
         read_next(p, stream);

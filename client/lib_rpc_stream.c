@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 enum tag {
     TAG_SEND_METADATA = 1,
     TAG_RECV_METADATA,

@@ -1,4 +1,5 @@
-/* What a connection is made with: the PEM files of TLS, and the environment where an option is not set.
+/* What a connection is made with: the PEM files of TLS, and the environment where an option is not
+ * set.
  *
  * Place in the flow: asked when an object of the library is opened. Files are read once; a client
  * that shall use a new certificate opens anew. Any thread. */

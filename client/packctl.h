@@ -1,7 +1,7 @@
 /* packctl: the command line over libpackd. What its commands share.
  *
- * A command is one `struct ctl_command`, defined in the file of its family and listed in the table in
- * packctl.c. Data goes to stdout, everything else to stderr. */
+ * A command is one `struct ctl_command`, defined in the file of its family and listed in the table
+ * in packctl.c. Data goes to stdout, everything else to stderr. */
 #ifndef PD_CLIENT_PACKCTL_H
 #define PD_CLIENT_PACKCTL_H
 
@@ -41,8 +41,9 @@ struct ctl_command {
     int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0] is the name; an enum ctl_exit */
 };
 
-/* The next option as getopt_long does it, with --server, --json, --timeout, -q and -h taken care of;
- * -1 at the end. A wrong option prints a message and leaves with CTL_USAGE; -h leaves with 0. */
+/* The next option as getopt_long does it, with --server, --json, --timeout, -q and -h taken care
+ * of; -1 at the end. A wrong option prints a message and leaves with CTL_USAGE; -h leaves with
+ * 0. */
 int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options);
 /* Values of options; a wrong one prints a message and leaves with CTL_USAGE. */
 uint64_t ctl_number(const char *option, const char *text, uint64_t lowest, uint64_t highest);

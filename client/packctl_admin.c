@@ -1,6 +1,7 @@
 /* packctl explain, commit, flush, end-feed, skip-steps, delete-job, drain: one call each.
  *
- * All share one loop over options and one way to print: the reply as JSON, or a sentence made of it. */
+ * All share one loop over options and one way to print: the reply as JSON, or a sentence made of
+ * it. */
 #include "client/packctl.h"
 #include "client/packctl_reply.h"
 
@@ -368,7 +369,7 @@ const struct ctl_command ctl_skip_steps_command = {
             "  --job J            job; --feed F: of another feed than `default`\n"
             "  --first N, --last N  both are left out; --step N is one step\n"
             "  --why TEXT         kept in the log\n\n"
-            "Later steps keep their numbers; ranks open the job again by themselves and pass over.\n",
+            "Later steps keep their numbers; ranks open the job again and pass over.\n",
     .run = run_skip_steps,
 };
 

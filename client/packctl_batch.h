@@ -12,12 +12,12 @@ struct ctl_fetch_totals {
 };
 
 void ctl_fetch_totals_add(struct ctl_fetch_totals *totals, const struct packd_batch *batch);
-/* The structural check of packer/check.h on the arrays alone. 0, or PACKD_ECORRUPT with the finding in
- * `text`. */
+/* The structural check of packer/check.h on the arrays alone. 0, or PACKD_ECORRUPT with the finding
+ * in `text`. */
 int ctl_batch_check(const struct packd_spec *spec, const struct packd_batch *batch, char *text,
                     size_t size);
-/* Writes the batch as safetensors, the deterministic header as JSON under "packd" in its metadata; a
- * partial file never has the name. PACKD_EIO, PACKD_ENOMEM. */
+/* Writes the batch as safetensors, the deterministic header as JSON under "packd" in its metadata;
+ * a partial file never has the name. PACKD_EIO, PACKD_ENOMEM. */
 int ctl_batch_write(const struct packd_batch *batch, const char *path, struct packd_error *error);
 /* One line of JSON on stdout. */
 void ctl_batch_print_json(const struct packd_batch *batch, const char *path, bool checked);

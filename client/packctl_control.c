@@ -1,4 +1,5 @@
-/* packctl set-mixture, skip-samples, delete-stream, delete-feed: records that change what is planned.
+/* packctl set-mixture, skip-samples, delete-stream, delete-feed: records that change what is
+ * planned.
  *
  * One call each; the reply as JSON, or a sentence made of it. */
 #include "client/packctl.h"

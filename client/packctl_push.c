@@ -1,8 +1,8 @@
 /* packctl push: a file, a directory or a pipe becomes a stream.
  *
- * The stream's name holds the digest of the input, and so does its content_id: pushing the same input
- * again finds all samples there and does nothing, pushing a broken push again goes on where it
- * stopped. Reads, skips what the server has, puts; libpackd does the rest. */
+ * The stream's name holds the digest of the input, and so does its content_id: pushing the same
+ * input again finds all samples there and does nothing, pushing a broken push again goes on where
+ * it stopped. Reads, skips what the server has, puts; libpackd does the rest. */
 #include "client/lib_error.h"
 #include "client/packctl.h"
 #include "client/reader.h"
@@ -63,7 +63,8 @@ static void name_stream(struct push *push, const char *base, uint64_t digest)
              push->field ? " field=" : "", push->field ? push->field : "");
 }
 
-/* Without a name, stdin is kept in an unnamed file first, as the name needs the digest of all of it. */
+/* Without a name, stdin is kept in an unnamed file first, as the name needs the digest of all of
+ * it. */
 static int spool_stdin(struct push *push, char *path, size_t size)
 {
     char chunk[65536];
@@ -98,8 +99,8 @@ static const char *base_name(const char *path, char *buf, size_t size)
     return buf;
 }
 
-/* A pipe or a device by name (a FIFO, <(command), /dev/stdin) is read like `-`: it takes the place of
- * file descriptor 0. */
+/* A pipe or a device by name (a FIFO, <(command), /dev/stdin) is read like `-`: it takes the place
+ * of file descriptor 0. */
 static int open_pipe(struct push *push)
 {
     struct stat info;
@@ -552,7 +553,8 @@ const struct ctl_command ctl_push_command = {
         "input\n"
         "                  held no sample\n\n"
         "  .jsonl: an object a line; .json: an array of objects; a pipe or device: like -;\n"
-        "  .safetensors: a sample with tokens, media spans and named tensors (docs/MEDIA.md); other\n"
+        "  .safetensors: a sample with tokens, media spans and named tensors (docs/MEDIA.md); "
+        "other\n"
         "  files: one sample each. Text becomes its UTF-8 bytes. A record may also hold labels, "
         "loss_mask, weight, key, group,\n"
         "  version.\n",

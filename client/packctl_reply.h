@@ -1,4 +1,5 @@
-/* Reading a reply of the server as JSON: an absent or mistyped field is 0 or "". Pure; what text returns is the object's. */
+/* Reading a reply of the server as JSON: an absent or mistyped field is 0 or "". Pure; what text
+ * returns is the object's. */
 #ifndef PD_CLIENT_PACKCTL_REPLY_H
 #define PD_CLIENT_PACKCTL_REPLY_H
 

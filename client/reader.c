@@ -42,7 +42,7 @@ struct pd_input {
     struct pd_buf text; /* a line across chunks, or a file */
 
     struct pd_media_file *media; /* KIND_MEDIA: of the sample last handed out */
-    json_t *array; /* KIND_ARRAY */
+    json_t *array;               /* KIND_ARRAY */
     size_t element;
 };
 

@@ -7,9 +7,10 @@
  *   directory           its files, depth first, by name; each as above
  *   NAME.gz             like NAME
  *
- * A UTF-8 byte order mark in front of JSON is passed over. A record holds `tokens` or `input_ids` (integers), optionally labels, loss_mask, weight, key, group,
- * version, spans (objects with view, offset, length, patches, grid_t, grid_h, grid_w); or text, which becomes its UTF-8 bytes. Reads through one growing line buffer; a .json
- * array is held in memory whole. One thread. */
+ * A UTF-8 byte order mark in front of JSON is passed over. A record holds `tokens` or `input_ids`
+ * (integers), optionally labels, loss_mask, weight, key, group, version, spans (objects with view,
+ * offset, length, patches, grid_t, grid_h, grid_w); or text, which becomes its UTF-8 bytes. Reads
+ * through one growing line buffer; a .json array is held in memory whole. One thread. */
 #ifndef PD_CLIENT_READER_H
 #define PD_CLIENT_READER_H
 
@@ -20,8 +21,8 @@
 #define PD_READER_LINE_MAX_BYTES (1u << 30)
 
 struct pd_reader_options {
-    /* Field names, comma separated, joined with a newline; NULL: chosen from the first record: tokens,
-     * input_ids, text, content, else all its strings in document order. */
+    /* Field names, comma separated, joined with a newline; NULL: chosen from the first record:
+     * tokens, input_ids, text, content, else all its strings in document order. */
     const char *field;
     bool skip_bad; /* count bad records instead of failing */
     /* Set by a signal handler: a read that waits then ends with PACKD_ECANCELED. NULL: none. */
@@ -40,7 +41,8 @@ struct pd_reader_counts {
 
 struct pd_input;
 
-/* Opens FILE, DIR or "-". PACKD_EIO: it cannot be read, or is neither (a pipe by name, a device); PACKD_EINVAL: an empty field name. */
+/* Opens FILE, DIR or "-". PACKD_EIO: it cannot be read, or is neither (a pipe by name, a device);
+ * PACKD_EINVAL: an empty field name. */
 int pd_input_open(const char *path, const struct pd_reader_options *options, struct pd_input **out,
                   struct packd_error *error);
 /* 1 and *sample (borrowed until the next call), 0 at the end, or negative: PACKD_EINVAL with reason
@@ -53,8 +55,8 @@ const char *pd_input_fields(const struct pd_input *input);
 const char *pd_input_last_bad(const struct pd_input *input);
 void pd_input_close(struct pd_input *input);
 
-/* XXH3-64 over the bytes of a file, or over names and bytes of a directory's files in reading order.
- * PACKD_EIO. */
+/* XXH3-64 over the bytes of a file, or over names and bytes of a directory's files in reading
+ * order. PACKD_EIO. */
 int pd_input_digest(const char *path, uint64_t *digest, struct packd_error *error);
 
 #endif

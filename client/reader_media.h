@@ -5,12 +5,13 @@
  *   metadata     `packd`, optional, a JSON object:
  *                  weight, key, group, version, merge
  *                  spans: [{view, offset, length, patches, grid: [t, h, w], t_scale}]
- *                  tensors: {NAME: {axis: token | ragged | sample, unit: sample | span | patch | run,
- *                                   run_counts: [...], views: [...], align: target | input,
+ *                  tensors: {NAME: {axis: token | ragged | sample,
+ *                                   unit: sample | span | patch | run, run_counts: [...],
+ *                                   views: [...], align: target | input,
  *                                   loss: true, pad_mask: NAME}}
  *
- * A unit makes a tensor ragged. The first dimension of token and ragged tensors counts elements; all
- * of a sample tensor's are one element. Pure but for the file; one thread. */
+ * A unit makes a tensor ragged. The first dimension of token and ragged tensors counts elements;
+ * all of a sample tensor's are one element. Pure but for the file; one thread. */
 #ifndef PD_CLIENT_READER_MEDIA_H
 #define PD_CLIENT_READER_MEDIA_H
 

@@ -1,8 +1,8 @@
 /* JSON records: token ids as they are, or text as its UTF-8 bytes.
  *
- * Nothing in a record is trusted: every type, range and length is checked, and a text names the field,
- * what was found and what was expected. jansson keeps the order of an object's keys, which decides
- * the order of joined text fields. */
+ * Nothing in a record is trusted: every type, range and length is checked, and a text names the
+ * field, what was found and what was expected. jansson keeps the order of an object's keys, which
+ * decides the order of joined text fields. */
 #include "client/reader_record.h"
 
 #include "base/check.h"

@@ -1,5 +1,5 @@
-/* One JSON object becomes one sample. Which fields make its tokens is decided by the first record and
- * kept. Pure but for memory; one thread. */
+/* One JSON object becomes one sample. Which fields make its tokens is decided by the first record
+ * and kept. Pure but for memory; one thread. */
 #ifndef PD_CLIENT_READER_RECORD_H
 #define PD_CLIENT_READER_RECORD_H
 
@@ -23,8 +23,8 @@ struct pd_record {
     char views[PD_RECORD_SPANS_MAX][PD_RECORD_NAME_MAX];
 };
 
-/* Zeroed memory is a reader that decides by itself; `field` (comma separated, NULL allowed) fixes the
- * names. PACKD_EINVAL: an empty name, or too many. */
+/* Zeroed memory is a reader that decides by itself; `field` (comma separated, NULL allowed) fixes
+ * the names. PACKD_EINVAL: an empty name, or too many. */
 int pd_record_init(struct pd_record *record, const char *field, struct packd_error *error);
 void pd_record_fini(struct pd_record *record);
 /* 1: *sample is filled, borrowed until the next call; 0: the record has no tokens; PACKD_EINVAL

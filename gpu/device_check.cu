@@ -1,7 +1,7 @@
 // The check of a device, for device_check.sh: is it right, does it find every fault, how fast is
 // it?
 //
-//   1. attention against the fp64 oracle: lengths at every tile edge, head dims, dtypes, masks; 64 k
+//   1. attention against the fp64 oracle: lengths at every tile edge, head dims, types, masks; 64 k
 //   2. the probe against the CPU's, byte for byte, on valid and on faulty batches; the self-test
 //   3. TFLOP/s by length, head dim and mask; the shapes also go to a file for device_check_torch.py
 //   4. time saved by varlen over padded batches, beside the cost model's prediction

@@ -1,10 +1,10 @@
 /* The self-test of a backend: is what it computes attention, does it keep segments apart, does
  * its probe find faults?
  *
- *   dense         random logits through cu_seqlens, against fp64 with a block mask from segment_ids and
- *                 positions: the two descriptions of a batch must mean the same
- *   interference  queries, keys and values of half of the segments are re-randomised (by each bit of
- *                 the segment index: every pair is separated once); the others keep every bit
+ *   dense         random logits through cu_seqlens, against fp64 with a block mask from segment_ids
+ *                 and positions: the two descriptions of a batch must mean the same
+ *   interference  queries, keys and values of half of the segments are re-randomised (by each bit
+ *                 of the segment index: every pair is separated once); the others keep every bit
  *   faults        every planted fault is found by the probe, with no other check on
  *   clean         no alarm on valid batches
  *

@@ -67,8 +67,8 @@ struct pd_layout_rules {
     uint32_t vision_window; /* side of a window of the vision tower in merged tokens, 0 = none */
 };
 
-/* What the batches of a step carry beside tokens: a function of the step's packs and heads, the same
- * for all its batches. All 0: nothing. */
+/* What the batches of a step carry beside tokens: a function of the step's packs and heads, the
+ * same for all its batches. All 0: nothing. */
 struct pd_media {
     bool vision; /* some segment of the step has patches */
     uint32_t tensor_count;
@@ -93,8 +93,8 @@ struct pd_batch {
     uint32_t max_seqlen;     /* longest step of cu_seqlens, padding segments included */
     struct pd_totals totals; /* of this batch */
     uint64_t tail_tokens;    /* padding behind the last slot of rows that hold a sample */
-    uint64_t row_padding_tokens; /* positions of rows that hold none */
-    struct pd_tensor_total losses[PD_TENSORS_MAX]; /* of the tensors declared as a loss, by number */
+    uint64_t row_padding_tokens;                   /* positions of rows that hold none */
+    struct pd_tensor_total losses[PD_TENSORS_MAX]; /* of tensors declared as a loss, by number */
     uint32_t loss_count;
     struct pd_array arrays[PD_ARRAYS_MAX];
     uint32_t array_count;

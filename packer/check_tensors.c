@@ -1,5 +1,5 @@
-/* The structural check of named tensors: which arrays there are, how many elements each segment has,
- * padding, loss weights and their totals.
+/* The structural check of named tensors: which arrays there are, how many elements each segment
+ * has, padding, loss weights and their totals.
  *
  * Place in the flow: the last part of the media stage of the check, with a plan and heads alone.
  * Pure, any thread, no allocation. Written apart from the layout: what a segment carries is counted
@@ -80,7 +80,8 @@ static uint64_t total_elements(const struct pd_scan *scan, const struct tensor *
     return scan->batch->arrays[next].rank > 0 ? scan->batch->arrays[next].shape[0] : 0;
 }
 
-/* One boundary a segment, or for unit RUN one a span, with the row of the sample table beside it. */
+/* One boundary a segment, or for unit RUN one a span, with the row of the sample table beside
+ * it. */
 static int take_boundaries(struct pd_scan *scan, struct tensor *tensor, uint32_t *next)
 {
     struct want cu = {"_cu_seqlens", PD_DTYPE_I32, 1, {scan->seen.segments + 1}};
@@ -237,7 +238,8 @@ static bool same_float(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* Entries of elements [at, at + count) weigh what the segment gives them where the mask lets them. */
+/* Entries of elements [at, at + count) weigh what the segment gives them where the mask lets
+ * them. */
 static int check_weights(struct pd_scan *scan, struct tensor *tensor,
                          const struct pd_segment *segment, uint64_t at, uint64_t count)
 {

@@ -1,7 +1,8 @@
 /* Arithmetic on the loss runs of a head.
  *
- * Used by the cutter (planner) and the layout; pure, any thread. Invariant: ranges past the runs' end are off. It does not
- * know that the first token of a segment is no target: callers leave that one out. */
+ * Used by the cutter (planner) and the layout; pure, any thread. Invariant: ranges past the runs'
+ * end are off. It does not know that the first token of a segment is no target: callers leave that
+ * one out. */
 #include "packer/head.h"
 
 static uint32_t overlap(uint64_t a_from, uint64_t a_to, uint32_t from, uint32_t to)

@@ -65,7 +65,7 @@ uint64_t pd_layout_payload_max(const struct pd_layout_rules *rules, uint32_t row
 /* What a batch is made of. */
 struct pd_layout_input {
     const struct pd_layout_rules *rules;
-    const struct pd_pack *const *rows; /* rows[i] NULL or without segments: a row of padding alone */
+    const struct pd_pack *const *rows; /* rows[i] NULL or without segments: all padding */
     uint32_t row_count;
     uint32_t width;               /* from pd_layout_width */
     const struct pd_media *media; /* NULL: tokens alone */
@@ -74,8 +74,8 @@ struct pd_layout_input {
 
 /* Sizes, offsets and totals of a batch. Reads no bytes but those of pad masks. PD_EINVAL: a row
  * wider than `width` (ROW_TOO_WIDE), a pack that breaks the rules (BAD_PACK), no rows or a width
- * that the rules do not allow (BAD_SHAPE), rules that pd_layout_rules_check refuses. PD_ELIMIT: more
- * segments than fixed_segments, T >= 2^31, more elements than int32 offsets can say
+ * that the rules do not allow (BAD_SHAPE), rules that pd_layout_rules_check refuses. PD_ELIMIT:
+ * more segments than fixed_segments, T >= 2^31, more elements than int32 offsets can say
  * (TOO_MANY_ELEMENTS). What a pd_bodies call returned, with reason BODIES. */
 int pd_layout_measure(const struct pd_layout_input *input, struct pd_batch *batch,
                       struct pd_error *error) PD_MUST_CHECK;

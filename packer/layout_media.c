@@ -1,11 +1,11 @@
 /* Vision arrays and named tensors of a batch.
  *
- * Place in the flow: layout.c calls measure while it builds the array table and fill while it writes
- * the payload. Pure functions of their arguments, any thread.
+ * Place in the flow: layout.c calls measure while it builds the array table and fill while it
+ * writes the payload. Pure functions of their arguments, any thread.
  *
  * Invariant: arrays follow the batch's real segments, row by row; a segment's elements of a tensor
- * are exactly those that packer/slice.h gives it, copied once, straight to their place. Loss weights
- * are written last, from the pad masks as served, so that they cannot disagree with them.
+ * are exactly those that packer/slice.h gives it, copied once, straight to their place. Loss
+ * weights are written last, from the pad masks as served, so that they cannot disagree with them.
  *
  * It does not know how a sample was pruned or cut, and never reads a tensor to learn its size. */
 #include "packer/layout_media.h"
@@ -179,8 +179,7 @@ static int add_array(struct pd_batch *batch, const char *name, enum pd_dtype dty
         return 0;
     bool full = batch->array_count >= PD_ARRAYS_MAX;
     return pd_error_set(error, rc, full ? "TOO_MANY_ARRAYS" : "BAD_SHAPE",
-                        "array %s cannot be described: %s", name,
-                        pd_err_text(rc));
+                        "array %s cannot be described: %s", name, pd_err_text(rc));
 }
 
 static int add_vision(const struct sizes *sizes, struct pd_batch *batch, struct pd_error *error)

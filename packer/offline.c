@@ -1,7 +1,8 @@
 /* First-fit- and best-fit-decreasing over a whole set, and what arithmetic allows.
  *
- * For `packctl plan` and the benchmark. Pure, any thread. Invariant: every item is in one pack and no pack passes seq_len. Served feeds never
- * come here: a whole set is what a stream does not have. */
+ * For `packctl plan` and the benchmark. Pure, any thread. Invariant: every item is in one pack and
+ * no pack passes seq_len. Served feeds never come here: a whole set is what a stream does not
+ * have. */
 #include "packer/offline.h"
 
 #include "packer/planner_bits.h"
@@ -12,7 +13,8 @@
 #define SEQ_LEN_MAX (1u << 20)
 #define DUAL_K_MAX 20
 
-/* Indices of the items, longest first, in input order where equal (a counting sort). NULL: no memory. */
+/* Indices of the items, longest first, in input order where equal (a counting sort). NULL: no
+ * memory. */
 static uint32_t *sort_longest_first(const uint32_t *lengths, size_t count, uint32_t seq_len)
 {
     uint32_t *order = malloc((count + 1) * sizeof *order);
@@ -142,7 +144,8 @@ int pd_offline_pack(enum pd_offline how, const uint32_t *lengths, size_t count, 
     return rc;
 }
 
-/* Sum over items of u_k, in units of 1 / (seq_len * k): x where (k + 1) x is a whole number of packs, else floor((k + 1) x) / k. */
+/* Sum over items of u_k, in units of 1 / (seq_len * k): x where (k + 1) x is a whole number of
+ * packs, else floor((k + 1) x) / k. */
 static uint64_t dual_sum(const uint32_t *lengths, size_t count, uint32_t seq_len, uint32_t k)
 {
     uint64_t sum = 0;

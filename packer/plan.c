@@ -1,13 +1,13 @@
 /* Packs as values: grow, sum up, encode, decode.
  *
- * The planner fills packs, the log keeps their encoding, the layout reads them. Pure; a pack belongs to one thread. Invariant: used_slots
- * is the sum of the segments' slots. It does not know seq_len: the planner's caps and the structural check do.
+ * The planner fills packs, the log keeps their encoding, the layout reads them. Pure; a pack
+ * belongs to one thread. Invariant: used_slots is the sum of the segments' slots. It does not know
+ * seq_len: the planner's caps and the structural check do.
  *
  *   pack    = version u8 | number | count | segment ...             (numbers are LEB128)
  *   segment = flags u8 | block | index | stream | seq | source | length | slot - length
- *             [pass] [part, part_count, offset, overlap, sample_tokens] [loss, sample_loss] [patches] [weight f32]
- *             [drop_views, keep_frames]
- */
+ *             [pass] [part, part_count, offset, overlap, sample_tokens] [loss, sample_loss]
+ *             [patches] [weight f32] [drop_views, keep_frames] */
 #include "packer/plan.h"
 
 #include <stdlib.h>

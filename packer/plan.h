@@ -1,11 +1,13 @@
-/* A plan: which samples, and which part of each, make up pack k. The output of the planner, the input of the layout.
+/* A plan: which samples, and which part of each, make up pack k. The output of the planner, the
+ * input of the layout.
  *
  * A pack is one row of at most seq_len positions:
  *
  *   |<- slot ->|<-- slot -->|<- slot ->|<- tail ->|
  *   [ tokens  g][ tokens    ][ tokens g][ padding  ]        g = gap left by seg_align
  *
- * Plain values, fixed little-endian encoding (the log stores it, plan_digest is taken over it). Pure. */
+ * Plain values, fixed little-endian encoding (the log stores it, plan_digest is taken over it).
+ * Pure. */
 #ifndef PD_PACKER_PLAN_H
 #define PD_PACKER_PLAN_H
 
@@ -22,7 +24,8 @@ struct pd_prune {
     uint32_t keep_frames; /* n > 1: of spans with more than one frame, frames 0, n, 2n, ... stay */
 };
 
-/* One sample's place (or the place of one part of it) in a pack. Tokens are counted in the sample as pruned. */
+/* One sample's place (or the place of one part of it) in a pack. Tokens are counted in the sample
+ * as pruned. */
 struct pd_segment {
     uint64_t block; /* where the sample lies in the log ... */
     uint32_t index; /* ... and which one of the block it is */
@@ -33,8 +36,9 @@ struct pd_segment {
     uint32_t part;          /* 0, or the number of the part of a split sample */
     uint32_t part_count;    /* parts of the sample, 1 unless split */
     uint32_t offset_tokens; /* first token taken; parts of a split sample overlap by one token */
-    uint32_t
-        overlap_tokens; /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at the cut */
+    /* 1: its first token is also the last of the part before; 0 for part 0, or where media stood at
+     * the cut */
+    uint32_t overlap_tokens;
     uint32_t length_tokens;      /* real tokens taken, >= 1 */
     uint32_t slot_tokens;        /* length rounded up to seg_align */
     uint32_t sample_tokens;      /* length of the whole sample, pruned */
@@ -59,8 +63,8 @@ struct pd_totals {
     uint64_t gap_tokens;     /* sum of slot - length */
     uint64_t overlap_tokens; /* real positions that repeat the last token of the part before */
     uint64_t loss_tokens;
-    double
-        loss_weight; /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
+    /* sum over segments of (float32 weight of one target, as served) * loss_tokens, in float64 */
+    double loss_weight;
     uint64_t segments;
     uint64_t samples; /* segments with part 0 */
     uint64_t patches;
@@ -71,7 +75,8 @@ struct pd_totals {
 
 enum pd_loss_policy { PD_LOSS_TOKEN, PD_LOSS_SAMPLE };
 
-/* The float32 that each target of the segment carries in loss_weight: its weight (token), or weight / sample_loss_tokens (sample). */
+/* The float32 that each target of the segment carries in loss_weight: its weight (token), or weight
+ * / sample_loss_tokens (sample). */
 float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_policy policy);
 
 /* Adds the pack's sums to *totals. */
@@ -84,13 +89,15 @@ int pd_pack_push(struct pd_pack *pack, const struct pd_segment *segment) PD_MUST
 void pd_pack_clear(struct pd_pack *pack);
 void pd_pack_fini(struct pd_pack *pack);
 
-/* One segment's encoding, as packs and snapshots hold it; decode gives false where it is malformed. */
+/* One segment's encoding, as packs and snapshots hold it; decode gives false where it is
+ * malformed. */
 void pd_segment_encode(const struct pd_segment *segment, struct pd_buf *buf);
 bool pd_segment_decode(struct pd_segment *segment, struct pd_reader *reader) PD_MUST_CHECK;
 
 /* Appends the pack's fixed encoding; buf->failed tells of a failed allocation. */
 void pd_pack_encode(const struct pd_pack *pack, struct pd_buf *buf);
-/* Reads what encode wrote into an empty or used pack. PD_ECORRUPT where it is malformed, PD_ENOMEM. */
+/* Reads what encode wrote into an empty or used pack. PD_ECORRUPT where it is malformed,
+ * PD_ENOMEM. */
 int pd_pack_decode(struct pd_pack *pack, const void *data, size_t size) PD_MUST_CHECK;
 
 #endif

@@ -2,9 +2,10 @@
  *
  *   next:  refill ──> changes due at this pack ──> fit ──> pack k
  *
- * The heart of the sequencer; one owner, one thread. Invariant: pack k depends on the lanes' content and the records' places alone. A change acts
- * between refill and fit, the only moment at which the window's content does not depend on how often the caller had to wait. It does not
- * read the log: the supply does. */
+ * The heart of the sequencer; one owner, one thread. Invariant: pack k depends on the lanes'
+ * content and the records' places alone. A change acts between refill and fit, the only moment at
+ * which the window's content does not depend on how often the caller had to wait. It does not read
+ * the log: the supply does. */
 #include "base/check.h"
 #include "packer/planner_fit.h"
 #include "packer/planner_skip.h"
@@ -162,8 +163,8 @@ static int apply_change(struct pd_planner *planner, const struct pd_supply *supp
     return 0;
 }
 
-/* Changes that act from this pack on, in log order. Once a pack: where they empty the window it is filled again, perhaps much later, and what
- * has been told meanwhile must not act in between. */
+/* Changes that act from this pack on, in log order. Once a pack: where they empty the window it is
+ * filled again, perhaps much later, and what has been told meanwhile must not act in between. */
 static int apply_changes(struct pd_planner *planner, const struct pd_supply *supply)
 {
     struct pd_records *records = &planner->records;
@@ -197,7 +198,8 @@ static void tell_want(const struct pd_planner *planner, uint32_t lane, struct pd
     };
 }
 
-/* Refills until there is something to fit. An enum pd_refill other than BLOCKED, PD_EAGAIN, PD_EEND or an error. */
+/* Refills until there is something to fit. An enum pd_refill other than BLOCKED, PD_EAGAIN, PD_EEND
+ * or an error. */
 static int settle_window(struct pd_planner *planner, const struct pd_supply *supply,
                          struct pd_want *want)
 {
@@ -301,7 +303,8 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
 uint64_t pd_planner_oldest_block(const struct pd_planner *planner)
 {
     const struct pd_window *window = &planner->window;
-    return window->oldest == PD_SLOT_NONE ? UINT64_MAX : window->entries[window->oldest].segment.block;
+    return window->oldest == PD_SLOT_NONE ? UINT64_MAX
+                                          : window->entries[window->oldest].segment.block;
 }
 
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats)

@@ -1,12 +1,14 @@
-/* The planner: a pure function from an ordered log of heads and control records to packs 0, 1, 2, ...
+/* The planner: a pure function from an ordered log of heads and control records to packs 0, 1, ...
  *
  *   lanes (heads, in log order) ──refill──> [shuffle buffer] ──> window of W ──fit──> pack k
  *
- * Before each pack the window is refilled to min(window_samples, window_bytes); a pack is made only when the window is full, or
- * the feed has ended, or a flush allows a short window. So pack k depends on the lanes' content and the control records alone:
- * not on when heads arrived, how they were cut into blocks, or how often the planner was called, saved and restored in between.
+ * Before each pack the window is refilled to min(window_samples, window_bytes); a pack is made only
+ * when the window is full, or the feed has ended, or a flush allows a short window. So pack k
+ * depends on the lanes' content and the control records alone: not on when heads arrived, how they
+ * were cut into blocks, or how often the planner was called, saved and restored in between.
  *
- * No clock, no threads, no I/O, no floating point in any decision; O(W + L + shuffle buffer + lanes) memory. Not thread-safe: one owner. */
+ * No clock, no threads, no I/O, no floating point in any decision; O(W + L + shuffle buffer +
+ * lanes) memory. Not thread-safe: one owner. */
 #ifndef PD_PACKER_PLANNER_H
 #define PD_PACKER_PLANNER_H
 
@@ -14,7 +16,8 @@
 #include "packer/plan.h"
 #include "packer/tensor.h"
 
-/* Bumped whenever the same input would give other packs; stored in snapshots, compared on restore. */
+/* Bumped whenever the same input would give other packs; stored in snapshots, compared on
+ * restore. */
 #define PD_PLANNER_VERSION 1
 
 #define PD_SEQ_LEN_MAX (1u << 20)
@@ -67,7 +70,8 @@ struct pd_rules {
     uint32_t patches_max;  /* vision patches a pack, 0 = no cap */
     uint64_t seed;
     uint32_t lane_count; /* >= 1 */
-    /* The first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like lanes[0]. */
+    /* The first lane_count of them; an ordered merge has up to PD_LANES_MAX lanes, all like
+     * lanes[0]. */
     struct pd_lane_rules lanes[PD_LANES_WEIGHTED_MAX];
     /* In force from the first sample on; sources distinct. */
     uint32_t prune_count;
@@ -89,24 +93,31 @@ struct pd_live_rules {
 
 /* Where heads come from: the server reads them from the log, tests from arrays.
  *
- * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below the cursor when the head of a split
- * sample is read again, part by part, or that of a sample that a skip rule may fit (never below pd_planner_lowest_block). With several lanes, reads alternate between them. */
+ * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below
+ * the cursor when the head of a split sample is read again, part by part, or that of a sample that
+ * a skip rule may fit (never below pd_planner_lowest_block). With several lanes, reads alternate
+ * between them. */
 struct pd_supply {
     void *ctx;
-    /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns the count. They are borrowed until the
-     * next call. 0 = none at present (not "ended": that is a control record). PD_E* = reading failed; the planner passes it on. */
+    /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns
+     * the count. They are borrowed until the next call. 0 = none at present (not "ended": that is a
+     * control record). PD_E* = reading failed; the planner passes it on. */
     int (*read)(void *ctx, uint32_t lane, struct pd_cursor at, const struct pd_head **heads);
 };
 
-/* Everything that is not a head but may change a plan, in log order. `at` is its log position, above every record before it.
+/* Everything that is not a head but may change a plan, in log order. `at` is its log position,
+ * above every record before it.
  *
- * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists for the refill (heads, ends): where the due
- * lane has nothing before F the window may stay short; only while it holds less than one pack do lanes that have heads stand in for
- * that one. A flush told before the planner gets there does nothing until it does.
- * WEIGHTS, SKIP, SKIP_RULE and RULES act between the refill and the fit of `from_pack`: what the window holds then does not depend on
- * waiting. SKIP drops the sample from window, shuffle buffer and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE
- * does so with every sample before `at` that the rule fits. With RULES, samples in the window stay as they came in, and what order: shuffle has
- * buffered drains by the same hash; pruning is for samples drawn from their lane afterwards. */
+ * A FLUSH and an end act by that position. With a flush at F open, nothing at or behind F exists
+ * for the refill (heads, ends): where the due lane has nothing before F the window may stay short;
+ * only while it holds less than one pack do lanes that have heads stand in for that one. A flush
+ * told before the planner gets there does nothing until it does.
+ * WEIGHTS, SKIP, SKIP_RULE and RULES act between the refill and the fit of `from_pack`: what the
+ * window holds then does not depend on waiting. SKIP drops the sample from window, shuffle buffer
+ * and lanes; a split sample of which a part is in a pack already stays. SKIP_RULE does so with
+ * every sample before `at` that the rule fits. With RULES, samples in the window stay as they came
+ * in, and what order: shuffle has buffered drains by the same hash; pruning is for samples drawn
+ * from their lane afterwards. */
 enum pd_control_kind {
     PD_CONTROL_END_LANE, /* the lane has no heads at or after `at` */
     PD_CONTROL_END_FEED, /* no lane has; what is in the window is packed, then PD_EEND */
@@ -153,19 +164,22 @@ struct pd_planner_stats {
     uint64_t truncated_samples, truncated_tokens, split_samples, skipped_samples;
     /* Over-length under `reject`, or no cut could make it fit: left out. */
     uint64_t rejected_samples;
-    /* Most samples that entered the window while one waited in it. Bounded: each pack takes the oldest, or the oldest is younger than
-     * four windows; so at most (4 + most segments a pack) * window_samples. */
+    /* Most samples that entered the window while one waited in it. Bounded: each pack takes the
+     * oldest, or the oldest is younger than four windows; so at most (4 + most segments a pack) *
+     * window_samples. */
     uint64_t age_max_samples;
     uint32_t window_samples;
     uint64_t window_tokens;
     uint64_t used_slots, real_tokens; /* of all packs emitted */
 };
 
-/* What pruning took away so far, and what it spares a model: its work on the samples that lost something. */
+/* What pruning took away so far, and what it spares a model: its work on the samples that lost
+ * something. */
 struct pd_view_stats {
     uint64_t samples, spans; /* that lost something of the view; spans dropped whole */
     uint64_t tokens, patches;
-    struct pd_work spared; /* views of one sample are taken away one by one, in the order of their numbers */
+    /* views of one sample are taken away one by one, in the order of their numbers */
+    struct pd_work spared;
 };
 struct pd_prune_stats {
     uint64_t samples;         /* that lost something, those with nothing left included */
@@ -189,13 +203,15 @@ int pd_planner_new(const struct pd_rules *rules, struct pd_planner **planner,
                    struct pd_error *error) PD_MUST_CHECK;
 void pd_planner_free(struct pd_planner *planner);
 
-/* Tells a control record; call in log order, before the planner is asked for a pack that could see heads behind it. PD_EINVAL (a lane that does
- * not exist, positions going backwards), PD_ENOMEM, PD_ELIMIT (more than 4,096 open flushes or changes, or PD_SKIP_RULES_MAX rules). */
+/* Tells a control record; call in log order, before the planner is asked for a pack that could see
+ * heads behind it. PD_EINVAL (a lane that does not exist, positions going backwards), PD_ENOMEM,
+ * PD_ELIMIT (more than 4,096 open flushes or changes, or PD_SKIP_RULES_MAX rules). */
 int pd_planner_control(struct pd_planner *planner, const struct pd_control *control) PD_MUST_CHECK;
 
-/* Makes the next pack into *pack (cleared first). 0; PD_EAGAIN: the log does not hold enough yet, *want says what is missing and the call may be
- * repeated when more has come; PD_EEND: the feed has ended and everything is packed; PD_ENOMEM or what supply->read
- * returned: the planner must be thrown away and restored. */
+/* Makes the next pack into *pack (cleared first). 0; PD_EAGAIN: the log does not hold enough yet,
+ * *want says what is missing and the call may be repeated when more has come; PD_EEND: the feed has
+ * ended and everything is packed; PD_ENOMEM or what supply->read returned: the planner must be
+ * thrown away and restored. */
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
@@ -204,18 +220,21 @@ const struct pd_rules *pd_planner_rules(const struct pd_planner *planner);
 /* The first pack that a change told now can act on: its from_pack must not be lower. */
 uint64_t pd_planner_change_pack(const struct pd_planner *planner);
 
-/* The lowest block that the window and the buffer still need, and the first block of each lane that will be repeated; or UINT64_MAX. The log
- * must keep it. Walks window and buffer: once per trim, not per pack. */
+/* The lowest block that the window and the buffer still need, and the first block of each lane that
+ * will be repeated; or UINT64_MAX. The log must keep it. Walks window and buffer: once per trim,
+ * not per pack. */
 uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
-/* The same lane by lane, with the cursors: floors[i] is the lowest block of lane i that packs still to be made can use; every block of
- * the lane below it is in packs made before, or in none. `floors` has room for lane_count numbers. */
+/* The same lane by lane, with the cursors: floors[i] is the lowest block of lane i that packs still
+ * to be made can use; every block of the lane below it is in packs made before, or in none.
+ * `floors` has room for lane_count numbers. */
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 /* The block of the sample that has been in the window longest; UINT64_MAX: the window is empty. */
 uint64_t pd_planner_oldest_block(const struct pd_planner *planner);
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats);
 /* The planner's own, to be read between its calls. */
 const struct pd_prune_stats *pd_planner_prune_stats(const struct pd_planner *planner);
-/* Views that some rule in force or told leaves out; bit v of view v. Those not in seen_views have not been met yet. */
+/* Views that some rule in force or told leaves out; bit v of view v. Those not in seen_views have
+ * not been met yet. */
 uint64_t pd_planner_pruned_views(const struct pd_planner *planner);
 /* Where a lane, below lane_count, has got to. */
 struct pd_lane_view {
@@ -226,8 +245,9 @@ struct pd_lane_view {
 };
 void pd_planner_lane(const struct pd_planner *planner, uint32_t lane, struct pd_lane_view *view);
 
-/* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore gives a planner that goes on bit for bit.
- * PD_ENOMEM; restore also PD_ECORRUPT (malformed) and PD_EMISMATCH (another PD_PLANNER_VERSION). */
+/* A self-contained, versioned, little-endian snapshot of the whole state (rules included); restore
+ * gives a planner that goes on bit for bit. PD_ENOMEM; restore also PD_ECORRUPT (malformed) and
+ * PD_EMISMATCH (another PD_PLANNER_VERSION). */
 int pd_planner_save(const struct pd_planner *planner, struct pd_buf *buf) PD_MUST_CHECK;
 int pd_planner_restore(const void *data, size_t size, struct pd_planner **planner,
                        struct pd_error *error) PD_MUST_CHECK;

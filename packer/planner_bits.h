@@ -1,11 +1,12 @@
-/* An ordered set of numbers 0 .. 2^20: membership in three levels of 64-bit words, so that "largest member at or below x" is a few
- * word reads and a count of leading zeros.
+/* An ordered set of numbers 0 .. 2^20: membership in three levels of 64-bit words, so that "largest
+ * member at or below x" is a few word reads and a count of leading zeros.
  *
  *   word[0][i]   bit b = member 64*i + b
  *   word[1][i]   bit b = word[0][64*i + b] is not empty
- *   word[2][i]   bit b = word[1][64*i + b] is not empty       (at most 5 words, searched one by one)
+ *   word[2][i]   bit b = word[1][64*i + b] is not empty (at most 5 words, searched in turn)
  *
- * Embedded in the window and the solver; owner's thread. Header only: these run several times per sample. */
+ * Embedded in the window and the solver; owner's thread. Header only: these run several times per
+ * sample. */
 #ifndef PD_PACKER_PLANNER_BITS_H
 #define PD_PACKER_PLANNER_BITS_H
 

@@ -1,8 +1,9 @@
 /* The over-length policies.
  *
- * Called when a sample is drawn from its lane, and for each part as it enters the window. Pure, planner's thread. Invariant: a piece is
- * never empty, never longer than the room, never ends or starts inside a span, and the pieces of a split cover the sample. It does not count
- * or drop anything: the caller does. */
+ * Called when a sample is drawn from its lane, and for each part as it enters the window. Pure,
+ * planner's thread. Invariant: a piece is never empty, never longer than the room, never ends or
+ * starts inside a span, and the pieces of a split cover the sample. It does not count or drop
+ * anything: the caller does. */
 #include "packer/planner_cut.h"
 
 static uint64_t span_end(const struct pd_span *span)
@@ -78,8 +79,9 @@ bool pd_cut_keep_tail(const struct pd_head *head, struct pd_cut_room room, struc
     return true;
 }
 
-/* Moves an end that has media just before it back to text, so that the next part has a token to repeat. Leaves it where that would give
- * a part of less than two tokens. True: the token before the end may be repeated. */
+/* Moves an end that has media just before it back to text, so that the next part has a token to
+ * repeat. Leaves it where that would give a part of less than two tokens. True: the token before
+ * the end may be repeated. */
 static bool back_to_text(const struct pd_head *head, uint32_t start, uint32_t first_span,
                          struct reach *reach)
 {

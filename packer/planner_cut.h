@@ -1,7 +1,8 @@
 /* What of a sample can be served: the over-length policies as arithmetic on one head.
  *
- * A cut never falls inside a media span. Parts of a split overlap by one text token, whose target belongs to the part before; where
- * media stands on both sides of a cut there is no text to repeat and the parts only touch. Pure values, no state kept. */
+ * A cut never falls inside a media span. Parts of a split overlap by one text token, whose target
+ * belongs to the part before; where media stands on both sides of a cut there is no text to repeat
+ * and the parts only touch. Pure values, no state kept. */
 #ifndef PD_PACKER_PLANNER_CUT_H
 #define PD_PACKER_PLANNER_CUT_H
 
@@ -46,7 +47,8 @@ static inline bool pd_cut_fits(const struct pd_head *head, struct pd_cut_room ro
            (room.patches == 0 || head->patches <= room.patches);
 }
 
-/* The longest piece from the front, or up to the end. False: a span that must be kept whole leaves nothing to serve. */
+/* The longest piece from the front, or up to the end. False: a span that must be kept whole leaves
+ * nothing to serve. */
 bool pd_cut_keep_head(const struct pd_head *head, struct pd_cut_room room, struct pd_cut *cut);
 bool pd_cut_keep_tail(const struct pd_head *head, struct pd_cut_room room, struct pd_cut *cut);
 

@@ -1,14 +1,15 @@
 /* The packing strategies.
  *
- * Called once a pack, after the refill. Owner: the planner's thread. Invariant: a pack never passes its caps (slots, segments, patches), and
- * holds the oldest sample of the window, or that sample is younger than the solver's age: nothing starves. It never looks outside
- * the window.
+ * Called once a pack, after the refill. Owner: the planner's thread. Invariant: a pack never passes
+ * its caps (slots, segments, patches), and holds the oldest sample of the window, or that sample is
+ * younger than the solver's age: nothing starves. It never looks outside the window.
  *
  * `exact` goes by the lengths of recent samples:
  *   hardly vary, 2 to 8 a pack   the solver: which sizes share a pack decides how many fit
- *   about 2 a pack               one of the oldest, then the largest that fits, and again: a large sample must not meet two small ones
- *   all else                     body in order of arrival, then an exact finish by the largest fit or a pair that fills the rest
- *                                to the token */
+ *   about 2 a pack               one of the oldest, then the largest that fits, and again: a large
+ *                                sample must not meet two small ones
+ *   all else                     body in order of arrival, then an exact finish by the largest fit
+ *                                or a pair that fills the rest to the token */
 #include "packer/planner_fit.h"
 
 #include "base/check.h"
@@ -105,7 +106,8 @@ static bool take_pair(struct fit *fit, uint32_t a, uint32_t b)
     return true;
 }
 
-/* Two sizes that fill the rest exactly: from the largest that leaves room for the smallest, down to the half. */
+/* Two sizes that fill the rest exactly: from the largest that leaves room for the smallest, down to
+ * the half. */
 static bool finish_pair(struct fit *fit, uint32_t tries)
 {
     if (fit->segments < 2)
@@ -123,7 +125,8 @@ static bool finish_pair(struct fit *fit, uint32_t tries)
     return false;
 }
 
-/* In order of arrival until the next would leave less than `rest`, unless it fills the pack. Never past one that does not fit. */
+/* In order of arrival until the next would leave less than `rest`, unless it fills the pack. Never
+ * past one that does not fit. */
 static void take_body(struct fit *fit, uint32_t rest)
 {
     const struct pd_window *window = fit->window;

@@ -6,7 +6,8 @@
 #include "packer/planner_solver.h"
 #include "packer/planner_window.h"
 
-/* Takes at least one entry out of the window (not empty) into *pack and counts it in *stats. PD_ENOMEM. */
+/* Takes at least one entry out of the window (not empty) into *pack and counts it in *stats.
+ * PD_ENOMEM. */
 int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct pd_solver *solver,
                 struct pd_pack *pack, struct pd_planner_stats *stats) PD_MUST_CHECK;
 

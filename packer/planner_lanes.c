@@ -1,8 +1,8 @@
 /* Lane choice, cursors, ends and passes.
  *
- * The refill peeks, decides, consumes. Owner: the planner's thread. Invariant: the choice depends on what was drawn before and on the
- * records at their places, never on what happens to be readable: a due lane without heads is reported, not passed over. It does not know
- * the window. */
+ * The refill peeks, decides, consumes. Owner: the planner's thread. Invariant: the choice depends
+ * on what was drawn before and on the records at their places, never on what happens to be
+ * readable: a due lane without heads is reported, not passed over. It does not know the window. */
 #include "packer/planner_lanes.h"
 
 #include "base/check.h"
@@ -114,7 +114,8 @@ bool pd_lanes_repeats(const struct pd_lanes *lanes, uint32_t lane)
            lanes->lane[lane].pass + 1 < rules->passes_max;
 }
 
-/* The due lane has no head left and its end is known. A pass that served nothing would repeat for nothing. */
+/* The due lane has no head left and its end is known. A pass that served nothing would repeat for
+ * nothing. */
 static void exhaust(struct pd_lanes *lanes, uint32_t lane)
 {
     struct pd_lane *at = &lanes->lane[lane];

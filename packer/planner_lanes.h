@@ -1,11 +1,13 @@
 /* The lanes: which one the refill draws from next, and where each has got to.
  *
- *   weighted  every draw of s slot tokens credits each active lane with s * its weight and debits the drawn one with s * (sum of weights);
- *             the lane with the largest deficit is due, the lower number on a tie
+ *   weighted  every draw of s slot tokens credits each active lane with s * its weight and debits
+ *             the drawn one with s * (sum of weights); the lane with the largest deficit is due,
+ *             the lower number on a tie
  *   ordered   active lanes take turns, one sample each
  *
- * A lane keeps a cursor, never a backlog. Everything acts by its place in the log: `limit` is the place of the oldest open flush, and
- * nothing at or behind it (heads, ends) exists for the draw until that flush is done. Owner: the planner's thread. */
+ * A lane keeps a cursor, never a backlog. Everything acts by its place in the log: `limit` is the
+ * place of the oldest open flush, and nothing at or behind it (heads, ends) exists for the draw
+ * until that flush is done. Owner: the planner's thread. */
 #ifndef PD_PACKER_PLANNER_LANES_H
 #define PD_PACKER_PLANNER_LANES_H
 
@@ -34,7 +36,8 @@ struct pd_lanes {
     uint64_t feed_end_at;
     const struct pd_rules *rules; /* borrowed from the planner */
 
-    /* The heads of heads_lane from its cursor on, as last read; valid during one call of the planner. */
+    /* The heads of heads_lane from its cursor on, as last read; valid during one call of the
+     * planner. */
     const struct pd_head *heads;
     uint32_t heads_left, heads_lane;
 };
@@ -42,7 +45,8 @@ struct pd_lanes {
 enum pd_draw {
     PD_DRAW_HEAD, /* *head of *lane is next */
     PD_DRAW_DRY,  /* *lane is due and has nothing before the open flush */
-    PD_DRAW_BLOCKED, /* *lane is due and has nothing at present; PD_LANE_NONE: all have ended, the feed has not */
+    /* *lane is due and has nothing at present; PD_LANE_NONE: all have ended, the feed has not */
+    PD_DRAW_BLOCKED,
     PD_DRAW_ENDED, /* nothing will come */
 };
 
@@ -52,11 +56,13 @@ void pd_lanes_fini(struct pd_lanes *lanes);
 /* At the start of a planner call: heads read before are no longer valid. */
 void pd_lanes_forget(struct pd_lanes *lanes);
 
-/* What is next, an enum pd_draw, or the error of supply->read; PD_ECORRUPT for a head that breaks the supply's contract. */
+/* What is next, an enum pd_draw, or the error of supply->read; PD_ECORRUPT for a head that breaks
+ * the supply's contract. */
 int pd_lanes_peek(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                   const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;
-/* The common case in few instructions: heads of a feed's only lane that are surely next, up to *count of them; NULL where pd_lanes_peek has to be
- * asked. Each one's order and length are the caller's to check with pd_lanes_sound. */
+/* The common case in few instructions: heads of a feed's only lane that are surely next, up to
+ * *count of them; NULL where pd_lanes_peek has to be asked. Each one's order and length are the
+ * caller's to check with pd_lanes_sound. */
 static inline const struct pd_head *pd_lanes_run(const struct pd_lanes *lanes, uint64_t limit,
                                                  uint32_t *count, uint64_t *before)
 {
@@ -74,13 +80,16 @@ static inline bool pd_lanes_sound(const struct pd_head *head, struct pd_cursor a
 }
 /* The first `count` heads of such a run, one or more, are used up; all were served. */
 void pd_lanes_consume_run(struct pd_lanes *lanes, uint32_t count);
-/* The same out of turn: among lanes in their first pass that do have a head before the limit. PD_DRAW_HEAD or PD_DRAW_DRY. */
+/* The same out of turn: among lanes in their first pass that do have a head before the limit.
+ * PD_DRAW_HEAD or PD_DRAW_DRY. */
 int pd_lanes_peek_any(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                       const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;
-/* The head just peeked at is used up. slot_tokens is what it will take in packs, 0 where it was left out. Out of turn, nobody is credited. */
+/* The head just peeked at is used up. slot_tokens is what it will take in packs, 0 where it was
+ * left out. Out of turn, nobody is credited. */
 void pd_lanes_consume(struct pd_lanes *lanes, uint32_t lane, uint64_t slot_tokens,
                       bool out_of_turn);
-/* Reads one head again, at `at`. 0, PD_ECORRUPT where it is not there any more, or supply->read's error. */
+/* Reads one head again, at `at`. 0, PD_ECORRUPT where it is not there any more, or supply->read's
+ * error. */
 int pd_lanes_reread(struct pd_lanes *lanes, const struct pd_supply *supply, uint32_t lane,
                     struct pd_cursor at, const struct pd_head **head) PD_MUST_CHECK;
 

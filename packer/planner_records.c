@@ -1,7 +1,8 @@
 /* Three bounded arrays and their order.
  *
- * Control records come in through the planner, the refill and the fit ask. Owner: the planner's thread. Invariant: flushes by place, changes in
- * log order, skips by (stream, seq) without repeats. When full, the record is refused (PD_ELIMIT) and its writer must wait. */
+ * Control records come in through the planner, the refill and the fit ask. Owner: the planner's
+ * thread. Invariant: flushes by place, changes in log order, skips by (stream, seq) without
+ * repeats. When full, the record is refused (PD_ELIMIT) and its writer must wait. */
 #include "packer/planner_records.h"
 
 #include "base/check.h"

@@ -1,5 +1,6 @@
-/* Control records that have been told and still have something to do: open flushes, changes that wait for their pack, skips that wait for
- * their sample. At most PD_RECORDS_MAX of each. Owner: the planner's thread. */
+/* Control records that have been told and still have something to do: open flushes, changes that
+ * wait for their pack, skips that wait for their sample. At most PD_RECORDS_MAX of each. Owner: the
+ * planner's thread. */
 #ifndef PD_PACKER_PLANNER_RECORDS_H
 #define PD_PACKER_PLANNER_RECORDS_H
 
@@ -13,7 +14,8 @@ struct pd_flush {
     uint64_t made;
 };
 
-/* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however often the refill had to wait. */
+/* Acts between the refill and the fit of pack `from_pack`: by then the window is settled, however
+ * often the refill had to wait. */
 struct pd_change {
     enum pd_control_kind kind; /* WEIGHTS, SKIP, SKIP_RULE or RULES */
     uint64_t from_pack;
@@ -37,9 +39,9 @@ struct pd_skip {
 };
 
 struct pd_records {
-    struct pd_flush *flushes;  /* by place */
-    struct pd_change *changes; /* in log order */
-    struct pd_skip *skips;     /* by (stream, seq) */
+    struct pd_flush *flushes;                     /* by place */
+    struct pd_change *changes;                    /* in log order */
+    struct pd_skip *skips;                        /* by (stream, seq) */
     struct pd_open_rule rules[PD_SKIP_RULES_MAX]; /* in log order */
     uint32_t flush_count, change_count, skip_count, rule_count;
     uint32_t flush_capacity, change_capacity, skip_capacity;

@@ -1,11 +1,14 @@
-/* The refill: from the lanes, over the shuffle buffer, through the over-length policy, into the window.
+/* The refill: from the lanes, over the shuffle buffer, through the over-length policy, into the
+ * window.
  *
- * First half of making a pack; the fit is the second. Owner: the planner's thread. Invariant: what is drawn depends on the log's order and the
- * records' places; where the next sample is not there yet, the refill stops and goes on later exactly where it was. It makes no pack.
+ * First half of making a pack; the fit is the second. Owner: the planner's thread. Invariant: what
+ * is drawn depends on the log's order and the records' places; where the next sample is not there
+ * yet, the refill stops and goes on later exactly where it was. It makes no pack.
  *
  *   lane head ──> pruned, left out (skipped, over-length, nothing left)   counted
  *             ──> entry ──> [shuffle buffer] ──> window
- *                                            └─> pending ──> part, part, ... ──> window      (split) */
+ *                                            └─> pending ──> part, part, ... ──> window     
+ * (split) */
 #include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 
@@ -77,7 +80,7 @@ static void entry_apply_cut(struct pd_entry *entry, const struct pd_cut *cut)
 }
 
 static int admit_over(const struct pd_rules *rules, const struct pd_head *head,
-                             struct pd_entry *entry, uint64_t *slots)
+                      struct pd_entry *entry, uint64_t *slots)
 {
     struct pd_cut_room room = pd_planner_room(rules);
     struct pd_split_sums sums;
@@ -113,7 +116,8 @@ static bool is_pruned(const struct pd_entry *entry)
     return entry->segment.prune.drop_views != 0 || entry->segment.prune.keep_frames != 0;
 }
 
-/* The head as its source's rule leaves it, in planner->pruned; *head moves there where that is another one. */
+/* The head as its source's rule leaves it, in planner->pruned; *head moves there where that is
+ * another one. */
 static int prune(struct pd_planner *planner, const struct pd_head **head)
 {
     const struct pd_head *pushed = *head;
@@ -126,8 +130,8 @@ static int prune(struct pd_planner *planner, const struct pd_head **head)
     return pd_prune_head(pushed, *rule, &planner->pruned);
 }
 
-/* What becomes of a head, an enum admit, or PD_ENOMEM: *entry is filled unless it is left out; *slots is what it will take in packs. *head
- * moves to the pruned one. */
+/* What becomes of a head, an enum admit, or PD_ENOMEM: *entry is filled unless it is left out;
+ * *slots is what it will take in packs. *head moves to the pruned one. */
 static int admit(struct pd_planner *planner, const struct pd_head **head, uint32_t lane,
                  struct pd_entry *entry, uint64_t *slots)
 {
@@ -203,8 +207,9 @@ static int refill_of(int draw)
     }
 }
 
-/* The next head. STEP_TOOK, a reason to stop, or an error. While a flush is open and not even one pack's worth is left, lanes that do have
- * heads before it stand in for the due one: everything before a flush gets packed. */
+/* The next head. STEP_TOOK, a reason to stop, or an error. While a flush is open and not even one
+ * pack's worth is left, lanes that do have heads before it stand in for the due one: everything
+ * before a flush gets packed. */
 static int draw(struct pd_planner *planner, const struct pd_supply *supply, struct drawn *drawn)
 {
     uint64_t limit = pd_records_limit(&planner->records);
@@ -268,8 +273,8 @@ static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
     return STEP_TOOK;
 }
 
-/* As many heads of the only lane as go into the window just as they are: take_next without its questions, once per head. The head at
- * which it stops is for take_next. */
+/* As many heads of the only lane as go into the window just as they are: take_next without its
+ * questions, once per head. The head at which it stops is for take_next. */
 static void take_run(struct pd_planner *planner)
 {
     struct pd_window *window = &planner->window;

@@ -1,7 +1,8 @@
 /* The checks on a feed's planning rules, each refusal naming the rule and its value.
  *
- * Called before a planner is made and when a snapshot is restored. Pure, any thread. It refuses what the planner cannot honour; what a
- * configuration may say beyond that is the configuration's business. */
+ * Called before a planner is made and when a snapshot is restored. Pure, any thread. It refuses
+ * what the planner cannot honour; what a configuration may say beyond that is the configuration's
+ * business. */
 #include "packer/planner_state.h"
 
 #include <string.h>

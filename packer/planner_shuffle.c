@@ -1,7 +1,8 @@
 /* The bag's array and its hash.
  *
- * Between the lanes and the window, with order: shuffle. Owner: the planner's thread. Invariant: which sample leaves depends on the seed, on how
- * many left before and on the bag's content alone. It does not read lanes or cut samples. */
+ * Between the lanes and the window, with order: shuffle. Owner: the planner's thread. Invariant:
+ * which sample leaves depends on the seed, on how many left before and on the bag's content alone.
+ * It does not read lanes or cut samples. */
 #include "packer/planner_shuffle.h"
 
 #include "base/check.h"

@@ -1,7 +1,8 @@
 /* The shuffle buffer: a bag of samples before the window, drawn from by a seeded hash.
  *
- * Before sample n leaves, the bag is filled to min(W + n, shuffle_samples), less where its payload would pass shuffle_bytes; sample n is slot
- * hash(seed, n) mod size, and the last slot takes its place. Nothing waits for a full bag, yet it mixes far once it has grown. Memory
+ * Before sample n leaves, the bag is filled to min(W + n, shuffle_samples), less where its payload
+ * would pass shuffle_bytes; sample n is slot hash(seed, n) mod size, and the last slot takes its
+ * place. Nothing waits for a full bag, yet it mixes far once it has grown. Memory
  * O(shuffle_samples). Owner: the planner's thread. */
 #ifndef PD_PACKER_PLANNER_SHUFFLE_H
 #define PD_PACKER_PLANNER_SHUFFLE_H

@@ -1,9 +1,12 @@
 /* What skips do to the samples that have left their lanes, and to those still there.
  *
- *   window, pending ──> taken out       shuffle buffer ──> marked, leaves into nothing       lanes ──> left out by the refill
+ *   window, pending ──> taken out
+ *   shuffle buffer  ──> marked, leaves into nothing
+ *   lanes           ──> left out by the refill
  *
- * Called between refill and fit, when what the window holds is settled. Owner: the planner's thread. Invariant: a sample of which a part is
- * in a pack already stays whole. The window keeps no keys, groups or versions: where a rule asks for them, heads are read again. */
+ * Called between refill and fit, when what the window holds is settled. Owner: the planner's
+ * thread. Invariant: a sample of which a part is in a pack already stays whole. The window keeps no
+ * keys, groups or versions: where a rule asks for them, heads are read again. */
 #include "packer/planner_skip.h"
 
 #include <xxhash.h>
@@ -13,7 +16,8 @@ static bool same_sample(const struct pd_segment *segment, struct pd_skip skip)
     return segment->stream == skip.stream && segment->seq == skip.seq;
 }
 
-/* Entries of the sample in the window, and how many it should have there if none of it is in a pack yet. */
+/* Entries of the sample in the window, and how many it should have there if none of it is in a pack
+ * yet. */
 struct found {
     uint32_t present, expected;
 };

@@ -1,4 +1,5 @@
-/* Samples that a record leaves out: one by (stream, seq), or all that a rule fits. Owner: the planner's thread. */
+/* Samples that a record leaves out: one by (stream, seq), or all that a rule fits. Owner: the
+ * planner's thread. */
 #ifndef PD_PACKER_PLANNER_SKIP_H
 #define PD_PACKER_PLANNER_SKIP_H
 

@@ -1,11 +1,13 @@
 /* The planner's state as bytes, and back.
  *
- *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver | shuffle buffer | pending | records
+ *   "PDPS" | version u32 | rules | next pack, stats | lanes | window (by arrival) | solver |
+ *   shuffle buffer | pending | records
  *   [| changed, skip rules [| pruning rules, what they took away]]
  *
- * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread. Invariant: restore gives a planner that goes on
- * bit for bit, or refuses: nothing read here is trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt
- * from the entries, never stored. */
+ * The sequencer saves every few thousand packs and at a clean stop. Owner: the planner's thread.
+ * Invariant: restore gives a planner that goes on bit for bit, or refuses: nothing read here is
+ * trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt from
+ * the entries, never stored. */
 #include "packer/planner_state.h"
 
 #include <stdlib.h>

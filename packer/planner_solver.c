@@ -1,7 +1,8 @@
 /* The paper: bins over the window's entries.
  *
- * The fit asks for a bin and takes its entries out. Owner: the planner's thread. Invariant: while packs_left > 0, each entry with a bin is in
- * that bin's list, by size downwards, then by arrival; entries that came later have none. It removes nothing from the window itself. */
+ * The fit asks for a bin and takes its entries out. Owner: the planner's thread. Invariant: while
+ * packs_left > 0, each entry with a bin is in that bin's list, by size downwards, then by arrival;
+ * entries that came later have none. It removes nothing from the window itself. */
 #include "packer/planner_solver.h"
 
 #include "base/check.h"

@@ -1,4 +1,5 @@
-/* The planner's whole state, for the files that make it up: planner.c (calls), planner_refill.c, planner_snapshot.c. */
+/* The planner's whole state, for the files that make it up: planner.c (calls), planner_refill.c,
+ * planner_snapshot.c. */
 #ifndef PD_PACKER_PLANNER_STATE_H
 #define PD_PACKER_PLANNER_STATE_H
 

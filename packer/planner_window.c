@@ -1,7 +1,8 @@
 /* The window's lists and sums.
  *
- * Refill inserts, fit removes; between them nothing else touches it. Owner: the planner's thread. Invariant: an entry is in the arrival
- * list, and in the fifo of its size unless dormant; `sizes` has k exactly where fifo k is not empty. It decides nothing. */
+ * Refill inserts, fit removes; between them nothing else touches it. Owner: the planner's thread.
+ * Invariant: an entry is in the arrival list, and in the fifo of its size unless dormant; `sizes`
+ * has k exactly where fifo k is not empty. It decides nothing. */
 #include "packer/planner_window.h"
 
 #include "base/check.h"
@@ -82,7 +83,8 @@ static bool follows(const struct pd_segment *part, const struct pd_segment *next
            next->index == part->index && next->stream == part->stream && next->pass == part->pass;
 }
 
-/* Whether the part that is about to enter has the part before it in the window: then that one is the newest. */
+/* Whether the part that is about to enter has the part before it in the window: then that one is
+ * the newest. */
 RARE static bool part_waits(const struct pd_window *window, uint32_t slot)
 {
     return window->newest != PD_SLOT_NONE &&

@@ -1,11 +1,13 @@
 /* The window: the candidates of the next pack, by arrival and by length.
  *
  *   arrival   oldest -> ... -> newest                  (list through nodes)
- *   fifo[k]   oldest -> ... -> newest of slot size k   (list through nodes; keys are slots in units of seg_align)
+ *   fifo[k]   oldest -> ... -> newest of slot size k   (list through nodes; keys are slots in
+ *                                                      units of seg_align)
  *   sizes     the set of k with a fifo
  *
- * A part of a split sample whose predecessor is still in the window is *dormant*: in the arrival list, in no fifo, so parts leave in
- * order. Every list is in arrival order, so the lists are a function of the entries alone. Memory O(W + L). Owner's thread. */
+ * A part of a split sample whose predecessor is still in the window is *dormant*: in the arrival
+ * list, in no fifo, so parts leave in order. Every list is in arrival order, so the lists are a
+ * function of the entries alone. Memory O(W + L). Owner's thread. */
 #ifndef PD_PACKER_PLANNER_WINDOW_H
 #define PD_PACKER_PLANNER_WINDOW_H
 
@@ -66,7 +68,8 @@ static inline uint32_t pd_window_room(const struct pd_window *window)
     return window->count < window->limit ? window->limit - window->count : 0;
 }
 
-/* The slot the next insert will use: fill entries[slot], then insert. The window must not be full. */
+/* The slot the next insert will use: fill entries[slot], then insert. The window must not be
+ * full. */
 static inline uint32_t pd_window_slot(const struct pd_window *window)
 {
     return window->free;

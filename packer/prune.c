@@ -1,8 +1,8 @@
 /* Pruning: one head and one rule give a smaller head, and the runs of tokens it keeps.
  *
  * Called by the planner for each sample with spans that a rule touches, and by whoever reads such a
- * sample's bytes from the log later. Pure; the owner of a pd_pruned is its only user. Invariant: the
- * kept runs, the spans and the loss runs describe the same tokens, and a span keeps all of its
+ * sample's bytes from the log later. Pure; the owner of a pd_pruned is its only user. Invariant:
+ * the kept runs, the spans and the loss runs describe the same tokens, and a span keeps all of its
  * frames' tokens and patches or none of a frame's. It does not know names of views or sources. */
 #include "packer/prune.h"
 

@@ -3,9 +3,9 @@
  *   pushed   text [view 0: 4 tokens] text [view 1: 4 tokens] text
  *   drop 1   text [view 0: 4 tokens] text text                       <- kept runs of tokens: 2
  *
- * The log holds samples as pushed; the planner and whoever builds a batch apply the same rule to the
- * same head, so everything behind them is arithmetic on the pruned sample, in its own coordinates.
- * Only a span's own tokens go: markers around it are text and stay.
+ * The log holds samples as pushed; the planner and whoever builds a batch apply the same rule to
+ * the same head, so everything behind them is arithmetic on the pruned sample, in its own
+ * coordinates. Only a span's own tokens go: markers around it are text and stay.
  *
  * Thinning keeps frames 0, n, 2n, ... of a span with grid_t > 1, with their tokens and patches; the
  * seconds between frames grow by n. A span whose tokens or patches do not divide into its frames is

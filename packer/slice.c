@@ -1,8 +1,8 @@
 /* From a segment of a plan and the head of its sample to runs of tokens and elements.
  *
- * Used by the log's reading side for each segment of a batch. Pure; the owner of a slice is its only
- * user. Invariant: the token runs add up to the segment's length, every span of the segment lies
- * whole inside it, and a span's elements are all there or none of them. It copies no bytes and
+ * Used by the log's reading side for each segment of a batch. Pure; the owner of a slice is its
+ * only user. Invariant: the token runs add up to the segment's length, every span of the segment
+ * lies whole inside it, and a span's elements are all there or none of them. It copies no bytes and
  * verifies none. */
 #include "packer/slice.h"
 

@@ -2,7 +2,7 @@
  *
  *   as pushed   |-- text --|== image ==|-- text --|== image ==|-- text --|
  *   pruned      |-- text --|           |-- text --|== image ==|-- text --|
- *   segment                          |--|== image ==|-|                       <- cut of the pruned one
+ *   segment                          |--|== image ==|-|    <- cut of the pruned one
  *   slice       token runs in the sample as pushed, spans counted from the segment's first token,
  *               and for each tensor the runs of its elements
  *
@@ -38,9 +38,9 @@ struct pd_slice {
 };
 void pd_slice_fini(struct pd_slice *slice);
 
-/* `pushed` is the head of the segment's sample as the log has it and must outlive *slice. PD_ENOMEM;
- * PD_ECORRUPT: the segment is none of that sample: lengths, patches, loss targets or rule do not
- * agree, or it cuts a span. */
+/* `pushed` is the head of the segment's sample as the log has it and must outlive *slice.
+ * PD_ENOMEM; PD_ECORRUPT: the segment is none of that sample: lengths, patches, loss targets or
+ * rule do not agree, or it cuts a span. */
 int pd_slice_make(const struct pd_head *pushed, const struct pd_segment *segment,
                   struct pd_slice *slice) PD_MUST_CHECK;
 
@@ -55,8 +55,8 @@ struct pd_pushed_elements {
  *
  *   token axis   those of its tokens
  *   sample axis  the element, with part 0
- *   ragged       unit SAMPLE: all, with part 0; others: those of its spans; a thinned span keeps its
- *                whole run
+ *   ragged       unit SAMPLE: all, with part 0; others: those of its spans; a thinned span keeps
+ *                its whole run
  *
  * PD_ECORRUPT: pushed.count is not what the head says; PD_ENOMEM. */
 int pd_slice_elements(struct pd_slice *slice, const struct pd_tensor_spec *spec,

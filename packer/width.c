@@ -1,7 +1,7 @@
 /* Dynamic padding in figures: positions spared, and the attention path.
  *
- * Called once a batch, when it has been measured; goes into its header. Pure, any thread. It does not
- * choose the width: the layout does, from the rules. */
+ * Called once a batch, when it has been measured; goes into its header. Pure, any thread. It does
+ * not choose the width: the layout does, from the rules. */
 #include "packer/width.h"
 
 #include <stdio.h>

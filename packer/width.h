@@ -4,8 +4,8 @@
  *   varlen  attention over the batch's segments, as cu_seqlens says
  *   fixed   attention over whole rows, as wide as the bound
  *
- * Varlen pays where its predicted cost is less by more than the kernel's own overhead; a hint, never
- * a condition. Integers, so that every build of a batch says the same. Pure. */
+ * Varlen pays where its predicted cost is less by more than the kernel's own overhead; a hint,
+ * never a condition. Integers, so that every build of a batch says the same. Pure. */
 #ifndef PD_PACKER_WIDTH_H
 #define PD_PACKER_WIDTH_H
 

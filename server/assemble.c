@@ -8,7 +8,8 @@
  * structural rule against the plan that was read in the same transaction. Sample bytes are verified
  * against the digests of the door by pd_log_bodies.
  *
- * It does not decide which batch is built, does not retry, and does not count or log: serve does. */
+ * It does not decide which batch is built, does not retry, and does not count or log: serve
+ * does. */
 #include "server/assemble.h"
 
 #include "base/check.h"
@@ -124,7 +125,8 @@ static struct pd_layout_rules rules_of(const struct pd_feed_config *feed)
     return rules;
 }
 
-/* What reading pack `number` said, in words: one that is missing and has not been trimmed is lost. */
+/* What reading pack `number` said, in words: one that is missing and has not been trimmed is
+ * lost. */
 static int read_failed(struct pd_assembler *a, const struct pd_assemble_order *order,
                        uint64_t number, int rc, struct pd_error *error)
 {
@@ -284,7 +286,8 @@ static struct pd_layout_input input_of(const struct pd_assembler *a,
         .rules = rules, .rows = a->rows, .media = &a->media, .bodies = &a->bodies};
 }
 
-/* What went wrong below a call that reads bodies: the damage they found, or the call's own error. */
+/* What went wrong below a call that reads bodies: the damage they found, or the call's own
+ * error. */
 static int bodies_failed(struct pd_assembler *a, int rc, struct pd_error *error)
 {
     if (a->damage.code != 0 && error)

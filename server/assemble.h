@@ -56,10 +56,10 @@ int pd_assembler_measure(struct pd_assembler *assembler, const struct pd_assembl
                          const struct pd_step_facts *facts, uint64_t *bytes,
                          struct pd_error *error) PD_MUST_CHECK;
 
-/* Builds the batch measured last into *ready: batch, payload (pd_ready_batch_clear), header (likewise), built_ns.
- * On failure nothing is left in it. PD_ECORRUPT VIOLATION: a structural rule does not hold, and
- * *finding says which (finding->text is "" in every other case). PD_ECORRUPT with another reason:
- * damage in the log, the sample is named. PD_ENOMEM. */
+/* Builds the batch measured last into *ready: batch, payload (pd_ready_batch_clear), header
+ * (likewise), built_ns. On failure nothing is left in it. PD_ECORRUPT VIOLATION: a structural rule
+ * does not hold, and *finding says which (finding->text is "" in every other case). PD_ECORRUPT
+ * with another reason: damage in the log, the sample is named. PD_ENOMEM. */
 int pd_assembler_build(struct pd_assembler *assembler, struct pd_ready_batch *ready,
                        struct pd_check_finding *finding, struct pd_error *error) PD_MUST_CHECK;
 

@@ -139,8 +139,8 @@ struct pd_tensor_extent pd_block_head_extent(const struct pd_block_head *head, u
  * unit SAMPLE. */
 uint64_t pd_block_head_span_elements(const struct pd_block_head *head, uint32_t tensor,
                                      uint32_t index, uint32_t span);
-/* The place in `tensors` of the feed's tensor of this number, or PD_TENSOR_NONE: the block's samples
- * do not have it. */
+/* The place in `tensors` of the feed's tensor of this number, or PD_TENSOR_NONE: the block's
+ * samples do not have it. */
 uint32_t pd_block_head_tensor(const struct pd_block_head *head, uint32_t number);
 
 #endif

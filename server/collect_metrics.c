@@ -1,8 +1,8 @@
 /* The families whose values some module owns, from the collector's copy.
  *
- * Place in the flow: called by pd_metrics_render on the main thread. Families are written whole, one
- * after the other, as OpenMetrics wants them. It takes no lock: everything comes from the copy or
- * from atomics. */
+ * Place in the flow: called by pd_metrics_render on the main thread. Families are written whole,
+ * one after the other, as OpenMetrics wants them. It takes no lock: everything comes from the copy
+ * or from atomics. */
 #include "server/collect_state.h"
 
 #include "base/check.h"
@@ -55,7 +55,8 @@ static double seconds(uint64_t wall_ns)
 
 /* ---- feeds ---- */
 
-/* When the sample longest in the window came: what came before this process counts from its start. */
+/* When the sample longest in the window came: what came before this process counts from its
+ * start. */
 static double oldest(const struct pd_collector *collector, const struct pd_feed_status *feed)
 {
     if (feed->planner.window_samples == 0)

@@ -1,8 +1,9 @@
 /* The JSON behind the status page, from the collector's copy.
  *
  * Place in the flow: made at most once a second, when somebody looks. Owning thread: main. Bounded:
- * PD_PAGE_STREAMS_MAX streams and lanes, and PD_PAGE_RANKS_MAX ranks of a job are listed, the number
- * of all is said beside. Texts of producers are free; the page shows them as text, never as markup. */
+ * PD_PAGE_STREAMS_MAX streams and lanes, and PD_PAGE_RANKS_MAX ranks of a job are listed, the
+ * number of all is said beside. Texts of producers are free; the page shows them as text, never as
+ * markup. */
 #include "server/collect_state.h"
 
 #include "base/check.h"

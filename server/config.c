@@ -131,8 +131,8 @@ static void derive_lanes(struct pd_feed_config *feed)
     }
 }
 
-/* With fixed_segments the planner caps what a row holds, so that one row of a batch always fits: the most
- * real segments that leave room for the padding's. */
+/* With fixed_segments the planner caps what a row holds, so that one row of a batch always fits:
+ * the most real segments that leave room for the padding's. */
 static void derive_cap(struct pd_feed_config *feed)
 {
     const struct pd_layout_rules *layout = &feed->layout;

@@ -37,12 +37,12 @@ enum pd_role {
 /* One entry of `auth`: who (by token, certificate or Unix socket) may do what on which feeds. */
 struct pd_principal_config {
     char name[PD_NAME_MAX + 1];
-    char *token_file;                /* "": no token */
-    char *certificate;               /* common or alternative name; "": none */
-    bool local;                      /* whoever may open a Unix socket of ours */
-    uint32_t roles;                  /* enum pd_role, ored */
-    char (*feeds)[PD_NAME_MAX + 1];  /* owned */
-    uint32_t feed_count;             /* 0: all */
+    char *token_file;               /* "": no token */
+    char *certificate;              /* common or alternative name; "": none */
+    bool local;                     /* whoever may open a Unix socket of ours */
+    uint32_t roles;                 /* enum pd_role, ored */
+    char (*feeds)[PD_NAME_MAX + 1]; /* owned */
+    uint32_t feed_count;            /* 0: all */
 };
 
 struct pd_job_config {
@@ -79,7 +79,7 @@ struct pd_feed_config {
     uint32_t source_count;
     struct pd_job_config *jobs; /* owned by the config */
     uint32_t job_count;
-    uint64_t max_wait_ns; /* 0 = never flush on idleness */
+    uint64_t max_wait_ns;     /* 0 = never flush on idleness */
     uint64_t idle_release_ns; /* a job silent for so long holds nothing; 0 = never */
     uint64_t plan_ahead_bytes;
     uint32_t log_share;
@@ -105,13 +105,13 @@ struct pd_config {
     uint32_t listen_admin_count;
     char **listen_health; /* health and reflection only, never TLS */
     uint32_t listen_health_count;
-    char listen_mode[5]; /* of Unix sockets, octal */
+    char listen_mode[5];                      /* of Unix sockets, octal */
     char *tls_cert, *tls_key, *tls_client_ca; /* PEM files; "": none */
     bool tls_client_optional;                 /* a client without a certificate gets in */
     uint64_t tls_reload_ns;
     struct pd_principal_config *auth; /* owned */
     uint32_t auth_count;              /* 0: everybody may do everything */
-    char *http; /* "host:port" */
+    char *http;                       /* "host:port" */
     char *log_path;
     uint64_t log_max_bytes;
     enum pd_durability durability;
@@ -122,9 +122,11 @@ struct pd_config {
     uint64_t max_sample_bytes;        /* in force, from the next field */
     uint64_t max_sample_wanted_bytes; /* 0 = 64 MiB, or less where ingest or log carry less */
     uint32_t push_calls_max;
+    uint32_t peer_calls_max; /* open at a time, of one client host; 0 = no limit */
+    uint32_t peer_rate_max;  /* begun in a second, likewise */
     _Atomic uint64_t stall_ns; /* the _Atomic ones change at run time: pd_config_reload */
     _Atomic uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
-    char validate_backend[8]; /* "auto", "cuda", "cpu", "off" */
+    char validate_backend[8];  /* "auto", "cuda", "cpu", "off" */
     _Atomic double validate_fraction;
     _Atomic double validate_cpu_share;
     enum pd_on_violation on_violation;
@@ -156,7 +158,7 @@ int pd_config_set_listen(struct pd_config *config, char *const *addresses,
 int pd_config_set_string(char **field, const char *value) PD_MUST_CHECK;
 /* Every rule across keys, and the fields derived from several (lanes, streams_to_end, the layout's
  * copies of the planner's keys); called last, may be repeated. PD_EINVAL names the keys and both
- * values; PD_EUNSUPPORTED names a known key whose value this version does not offer yet. */
+ * values. */
 int pd_config_check(struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
 /* Takes over into *live, which other threads read, what may change while packd runs; tells of each
  * key whose value is another one in *fresh: `applied`, or that it needs a restart (`from` and `to`
@@ -190,8 +192,8 @@ uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_fe
 bool pd_config_has_tls(const struct pd_config *config);
 void pd_config_fini(struct pd_config *config);
 
-/* The word for a feed's key whose value is one of several (strategy, 0: "exact"); NULL where the key
- * is none of those or the number no value of it. Any thread. */
+/* The word for a feed's key whose value is one of several (strategy, 0: "exact"); NULL where the
+ * key is none of those or the number no value of it. Any thread. */
 const char *pd_feed_choice_name(const char *path, size_t size, uint32_t number);
 
 #endif

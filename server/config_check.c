@@ -29,12 +29,6 @@ static int contradiction(struct pd_error *error, const char *reason, const char 
     return pd_error_set(error, PD_EINVAL, reason, "%s", text);
 }
 
-static int not_offered(struct pd_error *error, const char *key_value, const char *instead)
-{
-    return pd_error_set(error, PD_EUNSUPPORTED, "NOT_OFFERED",
-                        "%s is not offered by this version; use %s", key_value, instead);
-}
-
 /* ---- addresses ---- */
 
 /* "unix:/path", or "host:port" with the port a number up to 65535 and a host that is not empty. */
@@ -132,9 +126,9 @@ static int check_principal(const struct pd_config *config, uint32_t index, struc
                              "certificate can be checked",
                              p->name);
     if (p->roles == 0)
-        return contradiction(error, "AUTH",
-                             "auth: %s has no roles; expected some of produce, read, observe, admin",
-                             p->name);
+        return contradiction(
+            error, "AUTH", "auth: %s has no roles; expected some of produce, read, observe, admin",
+            p->name);
     for (uint32_t i = 0; i < p->feed_count; i++)
         if (!pd_config_feed(config, p->feeds[i], NULL))
             return contradiction(error, "AUTH", "auth: %s names the feed %s, and there is none",
@@ -222,7 +216,10 @@ static int check_lanes(const struct pd_feed_config *feed, struct pd_error *error
                              "merge: arrival",
                              feed->source_count);
     if (feed->rules.merge == PD_MERGE_ORDERED && feed->epochs > 1)
-        return not_offered(error, "epochs above 1 with merge: ordered", "epochs: 1");
+        return contradiction(error, "MERGE_EPOCHS",
+                             "merge is ordered and epochs is %u: turns are taken once; use "
+                             "epochs: 1 or merge: arrival",
+                             feed->epochs);
     return 0;
 }
 
@@ -308,7 +305,7 @@ static int check_prunes(const struct pd_feed_config *feed, struct pd_error *erro
 static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
 {
     int (*const checks[])(const struct pd_feed_config *, struct pd_error *) = {
-        check_streams, check_sources, check_lanes,   check_jobs,
+        check_streams, check_sources, check_lanes,  check_jobs,
         check_shape,   check_values,  check_prunes,
     };
     pd_feed_derive(feed);

@@ -305,8 +305,7 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
         fprintf(out, "| `%s` | ", key->path);
         for (const char *c = expected; *c; c++)
             fprintf(out, *c == '|' ? "\\%c" : "%c", *c);
-        fprintf(out, " | `%s` | %s%s |\n", *key->fallback ? key->fallback : "\"\"",
-                key->help,
+        fprintf(out, " | `%s` | %s%s |\n", *key->fallback ? key->fallback : "\"\"", key->help,
                 table == &pd_top_keys && pd_config_reloads(key->path) ? " SIGHUP applies a change."
                                                                       : "");
     }
@@ -325,8 +324,9 @@ int pd_config_reference(FILE *out)
           "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` "
           "prints the configuration in force and "
           "ends.\n\nSIGHUP reads file and environment again: keys marked so take effect at once, "
-          "for any other that differs a log line\n(`reload_ignored`) says that it needs a restart; "
-          "a configuration with an error changes nothing.\n\n## The daemon\n\n",
+          "planning rules and weights of a\nfeed from the next pack; for any other that differs a "
+          "log line (`reload_ignored`, `reload_feeds`) says that it needs a\nrestart. A "
+          "configuration with an error changes nothing.\n\n## The daemon\n\n",
           out);
     put_reference_table(out, &pd_top_keys);
     fputs("## A principal: an entry of `auth`\n\n", out);

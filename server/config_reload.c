@@ -1,15 +1,16 @@
 /* What of a changed configuration takes effect while packd runs.
  *
- * Place in the flow: SIGHUP, on the main thread, with a fresh configuration that has been checked as
- * at start. Only keys that each reader looks up anew whenever it needs them are taken over; their
- * members are atomic. All others are compared, and named where they differ, so that nobody believes
- * in a change that has no effect. */
+ * Place in the flow: SIGHUP, on the main thread, with a fresh configuration that has been checked
+ * as at start. Only keys that each reader looks up anew whenever it needs them are taken over;
+ * their members are atomic. All others are compared, and named where they differ, so that nobody
+ * believes in a change that has no effect. What feeds say is compared as one; the sequencer takes
+ * of it what acts on plans to come. */
 #include "server/config_keys.h"
 
 #include "base/check.h"
 
-#include <stdlib.h>
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TEXT_MAX 4096
@@ -47,7 +48,8 @@ static bool addresses_alike(const struct pd_key *key, const struct pd_config *li
     return alike;
 }
 
-/* What is printed of one key at the top, up to the next one; owned by the caller. NULL: no memory. */
+/* What is printed of one key at the top, up to the next one; owned by the caller. NULL: no
+ * memory. */
 static char *section_text(const struct pd_config *config, const char *key)
 {
     char *text = NULL, start[64];

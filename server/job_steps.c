@@ -2,8 +2,8 @@
  *
  * Asked by serve (what is there, what to build), the sequencer (how far to plan, what a trainer
  * waits for), Status and Explain. Pure, any thread. Invariant: a step that is there stays as it is
- * while more packs are planned. Which pack is which entry of a balanced step takes the packs' costs:
- * that is step_order.c. */
+ * while more packs are planned. Which pack is which entry of a balanced step takes the packs'
+ * costs: that is step_order.c. */
 #include "server/job_steps.h"
 
 #include "base/check.h"
@@ -29,8 +29,8 @@ uint32_t pd_job_steps_together(const struct pd_job_steps *job)
     return balanced(job) ? pd_job_balance(job).steps_max : 1;
 }
 
-/* The steps that are there together with the job's n-th one: itself, or its part. Numbers here count
- * from the job's first step. */
+/* The steps that are there together with the job's n-th one: itself, or its part. Numbers here
+ * count from the job's first step. */
 static struct pd_balance_part together_with(const struct pd_job_steps *job, uint64_t n)
 {
     if (!balanced(job))

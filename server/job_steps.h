@@ -5,8 +5,8 @@
  *   balance: cost   step k is part of a few steps (packer/balance.h), which share the packs in that
  *                   place and are there together, once all of them are planned
  *
- * A job that was regrouped to another P begins anew there: its steps keep their numbers, the first of
- * them is the one behind the commit at which it was regrouped, and those before it are no longer
+ * A job that was regrouped to another P begins anew there: its steps keep their numbers, the first
+ * of them is the one behind the commit at which it was regrouped, and those before it are no longer
  * its steps. Arithmetic on numbers that are in the log or in the configuration. Any thread. */
 #ifndef PD_SERVER_JOB_STEPS_H
 #define PD_SERVER_JOB_STEPS_H
@@ -27,8 +27,8 @@ struct pd_job_steps {
 /* One planned step. */
 struct pd_step_place {
     uint64_t first_pack; /* of the step: entry j is this + j with balance: off */
-    uint32_t
-        pack_count; /* of the step: P, or fewer in the last one, which rows of padding complete */
+    /* of the step: P, or fewer in the last one, which rows of padding complete */
+    uint32_t pack_count;
     struct pd_balance_part part; /* counted from the first step; steps is 0 with balance: off */
     uint64_t part_first_pack;    /* of the packs that the part's steps share ... */
     uint32_t part_pack_count;    /* ... and their number; the step's own with balance: off */
@@ -47,8 +47,8 @@ struct pd_step_place pd_job_step_place(const struct pd_job_steps *job, uint64_t 
 uint64_t pd_job_step_needs(const struct pd_job_steps *job, uint64_t step);
 /* The lowest step that can be built where packs below `lowest_pack` are gone. */
 uint64_t pd_job_steps_lowest(const struct pd_job_steps *job, uint64_t lowest_pack);
-/* Whether the packs before `step` are those of the steps before it: with balance, where a part begins.
- * Else *next is the next such step. */
+/* Whether the packs before `step` are those of the steps before it: with balance, where a part
+ * begins. Else *next is the next such step. */
 bool pd_job_step_splits(const struct pd_job_steps *job, uint64_t step, uint64_t *next);
 /* Steps that wait for each other: 1 with balance: off. */
 uint32_t pd_job_steps_together(const struct pd_job_steps *job);

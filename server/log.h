@@ -81,16 +81,14 @@ int pd_log_read_stream_name(struct pd_log_reader *reader, uint32_t feed, uint32_
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
 int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_t source,
                             char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
-/* The name behind a span's view, and the declaration of a feed's tensor: as they were at their first
- * use, for ever. PD_ENOTFOUND: the feed has no such number; PD_ECORRUPT. */
-int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
-                          char name[PD_NAME_MAX + 1]) PD_MUST_CHECK;
+/* The declaration of a feed's tensor as it was at its first use, for ever. PD_ENOTFOUND: the feed
+ * has no such number; PD_ECORRUPT. */
 int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
                        struct pd_tensor_spec *spec) PD_MUST_CHECK;
 /* Fills *bodies so that the layout reads this feed's samples, each column of a sample verified
  * against the digest taken at the door (whole samples over the bytes just copied; parts and pruned
- * ones by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does not
- * match. */
+ * ones by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does
+ * not match. */
 void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
                    struct pd_error *error);
 /* The same for the check: spans and numbers of elements of whole samples, as pushed. */

@@ -4,9 +4,9 @@
  * reader, inside its transaction. packer/slice.h says which tokens and elements a segment carries;
  * here they are copied from the map to their place, each byte once.
  *
- * Invariant: bytes leave only after the digest taken at the door has been found again: over the bytes
- * just copied where the segment carries the whole column of its sample, else over the sample as it
- * lies in the log. It knows nothing of rows and padding. */
+ * Invariant: bytes leave only after the digest taken at the door has been found again: over the
+ * bytes just copied where the segment carries the whole column of its sample, else over the sample
+ * as it lies in the log. It knows nothing of rows and padding. */
 #include "server/log_internal.h"
 
 #include "base/digest.h"

@@ -96,8 +96,8 @@ static int read_plan(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
     return content->failed ? PD_ECORRUPT : 0;
 }
 
-/* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed, or
- * damaged itself, cannot tell. */
+/* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed,
+ * or damaged itself, cannot tell. */
 static bool continues(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                       uint64_t plan_digest, const void *encoded, size_t size)
 {
@@ -179,13 +179,6 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
         return 0;
     return read_name(reader, PD_DB_SOURCES,
                      pd_log_key_row(pd_log_feed_number(reader->log, feed), source), name);
-}
-
-int pd_log_read_view_name(struct pd_log_reader *reader, uint32_t feed, uint32_t view,
-                          char name[PD_NAME_MAX + 1])
-{
-    return read_name(reader, PD_DB_VIEWS,
-                     pd_log_key_row(pd_log_feed_number(reader->log, feed), view), name);
 }
 
 int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,

@@ -35,11 +35,11 @@ enum pd_record_type {
     PD_RECORD_SKIP_SAMPLES = 21,
     PD_RECORD_DELETE_STREAM = 22,
     PD_RECORD_DELETE_FEED = 23,
-    PD_RECORD_TOKENIZER = 25, /* the feed's tokenizer digest, as the first producer stated it */
-    PD_RECORD_RULES = 24, /* planning rules that the configuration has changed */
+    PD_RECORD_TOKENIZER = 25,   /* the feed's tokenizer digest, as the first producer stated it */
+    PD_RECORD_RULES = 24,       /* planning rules that the configuration has changed */
     PD_RECORD_RELEASE_JOB = 30, /* a job was silent for idle_release: it holds nothing */
-    PD_RECORD_VIEW = 13,   /* number and name of a view, at its first use */
-    PD_RECORD_TENSOR = 14, /* a tensor's declaration with its number, at its first use */
+    PD_RECORD_VIEW = 13,        /* number and name of a view, at its first use */
+    PD_RECORD_TENSOR = 14,      /* a tensor's declaration with its number, at its first use */
 };
 
 struct pd_record {

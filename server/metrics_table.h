@@ -1,8 +1,8 @@
 /* The metrics: every family that packd exports, as tables. metrics.c makes numbers, text and
  * docs/METRICS.md of them; metrics.h has the functions.
  *
- * Names follow Prometheus: base units, _total on counters. Each label has a closed set of values, or
- * one bounded by the configuration; none is ever a sample, a producer or an address. */
+ * Names follow Prometheus: base units, _total on counters. Each label has a closed set of values,
+ * or one bounded by the configuration; none is ever a sample, a producer or an address. */
 #ifndef PD_SERVER_METRICS_TABLE_H
 #define PD_SERVER_METRICS_TABLE_H
 
@@ -36,6 +36,9 @@
     X(PD_F_PACKS_PLANNED, "packd_packs_planned_total", "Packs planned by this process.")         \
     X(PD_F_LOG_FULL_FLUSHES, "packd_log_full_flushes_total",                                     \
       "Flushes because the log had no room for a whole window.")                                 \
+    X(PD_F_COMMITS_GIVEN_UP, "packd_retained_commits_given_up_total",                            \
+      "Commits that can no longer be gone back to, though jobs.retain asks for them: the log "   \
+      "had no room.")                                                                            \
     X(PD_F_JOBS_RELEASED, "packd_jobs_released_total",                                           \
       "Jobs that stopped holding the log after idle_release.")                                   \
     X(PD_F_FULL_STEP_REAL, "packd_full_step_real_tokens_total",                                  \
@@ -71,8 +74,8 @@
       "Predicted compute of what was served, in units of the feed's cost model: packed, as it "   \
       "is; padded, had each sample had a row of seq_len to itself. Saved = 1 - packed / padded.")
 
-/* Distributions with fixed buckets: id, name, buckets, help. Observed in nanoseconds, or in parts of
- * 10^9 where the name says ratio. */
+/* Distributions with fixed buckets: id, name, buckets, help. Observed in nanoseconds, or in parts
+ * of 10^9 where the name says ratio. */
 #define PD_HISTOGRAMS(X)                                                                      \
     X(PD_M_APPEND_SECONDS, "packd_ingest_append_duration_seconds", SECONDS,                   \
       "Time from a whole block to its durable record.")                                       \

@@ -1,5 +1,5 @@
-/* The exposition's text: families, samples, numbers, in Prometheus 0.0.4 or OpenMetrics 1.0. Private
- * to server/metrics*.c; main thread. */
+/* The exposition's text: families, samples, numbers, in Prometheus 0.0.4 or OpenMetrics 1.0.
+ * Private to server/metrics*.c; main thread. */
 #ifndef PD_SERVER_METRICS_TEXT_H
 #define PD_SERVER_METRICS_TEXT_H
 

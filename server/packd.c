@@ -206,8 +206,8 @@ static void reload_failed(struct daemon *d, const struct pd_error *error)
     pd_sdnotify("READY=1");
 }
 
-/* SIGHUP: the file is small and local, reading it does not keep the loop. Feeds come first: where the
- * sequencer refuses theirs, nothing of the file is taken. */
+/* SIGHUP: the file is small and local, reading it does not keep the loop. Feeds come first: where
+ * the sequencer refuses theirs, nothing of the file is taken. */
 static void begin_reload(struct daemon *d)
 {
     struct pd_error error = {0};

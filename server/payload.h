@@ -6,8 +6,8 @@
  * clearing of its pages, a fifth of all the time that goes into a batch; so mappings are used
  * again. Their content is whatever was there: the layout writes every byte.
  *
- * When full: at most PD_PAYLOAD_SPARE_BYTES are kept, in the process; what is given back beyond them
- * goes to the system. Any thread. */
+ * When full: at most PD_PAYLOAD_SPARE_BYTES are kept, in the process; what is given back beyond
+ * them goes to the system. Any thread. */
 #ifndef PD_SERVER_PAYLOAD_H
 #define PD_SERVER_PAYLOAD_H
 

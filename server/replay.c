@@ -1,12 +1,12 @@
-/* packd_replay: builds the batch of a saved repro again, with the code that the daemon serves from, and
- * says what its checks find.
+/* packd_replay: builds the batch of a saved repro again, with the code that the daemon serves from,
+ * and says what its checks find.
  *
  *   repro/ ──replay_log──> assemble ──> structural check ──> attention probe ──> exit 0: clean
  *                                                                                1: a violation
  *                                                                                2: no such repro
  *
- * No server, no log. What fails here is wrong in the plan, the data or this code; what passes here and
- * failed there was the machine's memory or its device. */
+ * No server, no log. What fails here is wrong in the plan, the data or this code; what passes here
+ * and failed there was the machine's memory or its device. */
 #include "base/check.h"
 #include "gpu/validator.h"
 #include "server/assemble.h"

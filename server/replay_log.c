@@ -1,9 +1,9 @@
 /* The reading half of server/log.h over the files of a repro.
  *
- * Place in the flow: linked instead of :log into packd_replay. One thread. Invariant: nothing that is
- * read is trusted: heads and packs are decoded as from the log, samples are checked against their
- * digests. Names of streams and sources are not in a repro: their numbers stand for them. Nor are media
- * and tensors: samples with them cannot be built again. */
+ * Place in the flow: linked instead of :log into packd_replay. One thread. Invariant: nothing that
+ * is read is trusted: heads and packs are decoded as from the log, samples are checked against
+ * their digests. Names of streams and sources are not in a repro: their numbers stand for them. Nor
+ * are media and tensors: samples with them cannot be built again. */
 #include "server/replay_log.h"
 
 #include "base/check.h"

@@ -9,10 +9,11 @@
  *     bodies.bin     tokens and pushed labels of the batch's samples   (block, index, bytes)
  *
  * A .bin file is a row of records: three little-endian u64 as named above, then so many bytes. With
- * labels, the second half of a body's bytes are the labels. packd_replay builds the batch from it again.
+ * labels, the second half of a body's bytes are the labels. packd_replay builds the batch from it
+ * again.
  *
- * When full: at most PD_REPROS_MAX directories; a further one is not saved, and the log says so. The
- * files of one take at most PD_REPRO_BYTES_MAX; samples beyond are left out and counted. */
+ * When full: at most PD_REPROS_MAX directories; a further one is not saved, and the log says so.
+ * The files of one take at most PD_REPRO_BYTES_MAX; samples beyond are left out and counted. */
 #ifndef PD_SERVER_REPRO_H
 #define PD_SERVER_REPRO_H
 

@@ -65,8 +65,8 @@ struct pd_tokenizer {
 
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
  * SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH UNKNOWN_SOURCE, STREAM_NOT_DECLARED,
- * FEED_ENDED, TOKENIZER_MISMATCH; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES. A newer call on
- * a stream fences the older: its appends get PD_EFENCED. */
+ * FEED_ENDED, TOKENIZER_MISMATCH; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES.
+ * A newer call on a stream fences the older: its appends get PD_EFENCED. */
 struct pd_request_open_stream {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
@@ -124,10 +124,9 @@ struct pd_request_end_feed {
 /* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
  * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
  * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, STEP_TOO_LARGE,
- * COMMIT_TOO_RARE, TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs without `regroup`, or not
- * at the last commit); PD_ERANGE STEP_TRIMMED (the step to
- * resume at is no longer in the log, the lowest that is is named); PD_EINVAL BAD_NAME, BAD_RANGE;
- * PD_ENOTFOUND UNKNOWN_FEED. */
+ * COMMIT_TOO_RARE, TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs without `regroup`, or
+ * not at the last commit); PD_ERANGE STEP_TRIMMED (the step to resume at is no longer in the log,
+ * the lowest that is is named); PD_EINVAL BAD_NAME, BAD_RANGE; PD_ENOTFOUND UNKNOWN_FEED. */
 struct pd_request_open_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];
@@ -174,10 +173,10 @@ struct pd_request_delete_job {
     bool force;
 };
 
-/* Leaves planned steps of a job out, as a new generation of the same world. Nothing is written where
- * all of them are out already. PD_ENOTFOUND; PD_EINVAL BAD_RANGE; PD_EMISMATCH STEP_PLANNED (the last
- * one is not planned); PD_ERANGE STEP_TRIMMED; PD_ELIMIT TOO_MANY_SKIPS; PD_EFENCED: `only_at` is
- * set and the job has gone on to another generation. */
+/* Leaves planned steps of a job out, as a new generation of the same world. Nothing is written
+ * where all of them are out already. PD_ENOTFOUND; PD_EINVAL BAD_RANGE; PD_EMISMATCH STEP_PLANNED
+ * (the last one is not planned); PD_ERANGE STEP_TRIMMED; PD_ELIMIT TOO_MANY_SKIPS; PD_EFENCED:
+ * `only_at` is set and the job has gone on to another generation. */
 struct pd_request_skip_steps {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], job[PD_NAME_MAX + 1];
@@ -190,8 +189,8 @@ struct pd_request_skip_steps {
 };
 
 /* New weights for all sources of a feed; nothing is written where they are in force already.
- * PD_ENOTFOUND; PD_EINVAL BAD_MIXTURE (a source left out or named twice, no sources, all weights 0),
- * BAD_RANGE; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED; PD_ELIMIT TOO_MANY_CHANGES. */
+ * PD_ENOTFOUND; PD_EINVAL BAD_MIXTURE (a source left out or named twice, no sources, all weights
+ * 0), BAD_RANGE; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED; PD_ELIMIT TOO_MANY_CHANGES. */
 struct pd_source_weight {
     const char *source;
     uint64_t weight;
@@ -204,8 +203,8 @@ struct pd_request_set_mixture {
 };
 
 /* Leaves out samples that are in the log and in no pack yet: those for which everything that is set
- * holds. PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED; PD_EINVAL
- * BAD_RANGE; PD_ELIMIT TOO_MANY_SKIPS. */
+ * holds. PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH UNKNOWN_SOURCE, FEED_ENDED;
+ * PD_EINVAL BAD_RANGE; PD_ELIMIT TOO_MANY_SKIPS. */
 struct pd_request_skip_samples {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1]; /* "" = any */
@@ -213,25 +212,25 @@ struct pd_request_skip_samples {
     char why[256];
 };
 
-/* Ends the stream where it is and forgets its name; its samples that are in no pack yet are left out.
- * PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH IN_USE: a producer is connected, and not
- * `force`; PD_ELIMIT TOO_MANY_SKIPS. */
+/* Ends the stream where it is and forgets its name; its samples that are in no pack yet are left
+ * out. PD_ENOTFOUND UNKNOWN_FEED, UNKNOWN_STREAM; PD_EMISMATCH IN_USE: a producer is connected, and
+ * not `force`; PD_ELIMIT TOO_MANY_SKIPS. */
 struct pd_request_delete_stream {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1], stream[PD_NAME_MAX + 1];
     bool force;
 };
 
-/* Forgets everything of the feed; the configured one starts anew. PD_ENOTFOUND; PD_EMISMATCH IN_USE;
- * PD_ELIMIT TOO_MANY_FEEDS (others are still being deleted). */
+/* Forgets everything of the feed; the configured one starts anew. PD_ENOTFOUND; PD_EMISMATCH
+ * IN_USE; PD_ELIMIT TOO_MANY_FEEDS (others are still being deleted). */
 struct pd_request_delete_feed {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];
     bool force;
 };
 
-/* The configuration read again: planning rules and weights of its feeds, as at a start; other keys act
- * at the next start. All or nothing. PD_EMISMATCH FIXED_KEY; PD_ELIMIT TOO_MANY_CHANGES. */
+/* The configuration read again: planning rules and weights of its feeds, as at a start; other keys
+ * act at the next start. All or nothing. PD_EMISMATCH FIXED_KEY; PD_ELIMIT TOO_MANY_CHANGES. */
 struct pd_request_reload {
     struct pd_request base;
     /* Where the request succeeds, borrowed until another one does or the sequencer is freed. */

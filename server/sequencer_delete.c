@@ -4,9 +4,9 @@
  *   DeleteFeed     the feed's number is given up, a new one starts under its name; what the old one
  *                  holds in the log goes a part at a time, then its number may be used again
  *
- * Sequencer thread. Invariant: a number names one feed's data at a time; job numbers go on, so that a
- * call of an old job never meets a new one. Packs that name a deleted stream can still be explained:
- * its row stays. */
+ * Sequencer thread. Invariant: a number names one feed's data at a time; job numbers go on, so that
+ * a call of an old job never meets a new one. Packs that name a deleted stream can still be
+ * explained: its row stays. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

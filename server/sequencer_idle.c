@@ -1,10 +1,10 @@
 /* idle_release: a job that nobody has used for long lets go of the log.
  *
  * A call, a delivery, a commit and an open fetch are signs of life. Without one for the feed's
- * idle_release a trainer's job is released by a record, and holds nothing from there on: neither the
- * log nor the horizon. Whoever opens the job again, or goes on with it, makes it hold what is left,
- * by a record too. Sequencer thread. Invariant: off by default; a clock decides when the record is
- * written, only the record decides what is held. */
+ * idle_release a trainer's job is released by a record, and holds nothing from there on: neither
+ * the log nor the horizon. Whoever opens the job again, or goes on with it, makes it hold what is
+ * left, by a record too. Sequencer thread. Invariant: off by default; a clock decides when the
+ * record is written, only the record decides what is held. */
 #include "server/sequencer_state.h"
 
 #include "base/clock.h"

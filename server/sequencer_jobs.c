@@ -258,6 +258,8 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     job->world = ++job->generation;
     job->loaded_steps = 0;
     job->world_first_step = first_step(feed, job, request);
+    job->delivered = 0; /* to this world */
+    pd_seq_job_advance(job, job->world_first_step);
     remember_token(job, request->world_token);
     return pd_seq_job_record(seq, feed, job);
 }

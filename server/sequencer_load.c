@@ -159,8 +159,8 @@ static int load_stream(void *ctx, uint32_t id, uint32_t zero, struct pd_reader r
         return PD_ENOMEM;
     stream->id = id;
     int rc = pd_seq_stream_decode(stream, row);
-    bool at_home = stream->feed < state->feed_count ||
-                   (stream->deleted && stream->feed == PD_SEQ_NO_FEED);
+    bool at_home =
+        stream->feed < state->feed_count || (stream->deleted && stream->feed == PD_SEQ_NO_FEED);
     if (!rc && (id != state->stream_count || !at_home))
         rc = PD_ECORRUPT;
     if (!rc)

@@ -2,9 +2,9 @@
  * them, the same for ever.
  *
  * Place in the flow: an append, between the check of its block and its writing; at start the tables
- * are loaded. Sequencer thread. Invariant: a name that has a number never gets another, and a tensor
- * never another declaration: batches made before and after a restart, or from another replica of the
- * log, have the same arrays. It does not look at samples. */
+ * are loaded. Sequencer thread. Invariant: a name that has a number never gets another, and a
+ * tensor never another declaration: batches made before and after a restart, or from another
+ * replica of the log, have the same arrays. It does not look at samples. */
 #include "server/sequencer_state.h"
 
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  *
  * Steps keep their numbers: the first of the new size is the one behind the last commit, and begins
  * at the pack behind the last one committed, so every pack is in one step of the old size or one of
- * the new. Where packs of committed steps and of later ones are mixed (balance: cost, inside a part)
- * that place does not exist, and the next one is named. Sequencer thread. Invariant: what has been
- * committed stays as it was. It does not raise the generation: OpenJob does. */
+ * the new. Where packs of committed steps and of later ones are mixed (balance: cost, inside a
+ * part) that place does not exist, and the next one is named. Sequencer thread. Invariant: what has
+ * been committed stays as it was. It does not raise the generation: OpenJob does. */
 #include "server/sequencer_state.h"
 
 #include "base/log.h"
@@ -66,7 +66,6 @@ int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
     uint64_t at = job->committed > job->first_step ? job->committed : job->first_step;
     job->first_pack = pd_job_step_needs(&steps, at);
     job->first_step = at;
-    job->delivered = at;
     pd_log(PD_LOG_INFO, "job_regrouped", "feed=%s job=%s step=%llu step_packs=%u before=%u",
            feed->name, job->spec.name, (unsigned long long)at, request->spec.step_packs,
            job->spec.step_packs);

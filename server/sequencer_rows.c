@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define JOB_VERSION 4    /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
+#define JOB_VERSION 4 /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
 #define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
 #define FEED_VERSION \
     6 /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights, 5 settings */

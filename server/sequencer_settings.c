@@ -1,14 +1,14 @@
-/* A feed's settings as the log has them: key and value texts, made when the feed is made and again when
- * the file has changed.
+/* A feed's settings as the log has them: key and value texts, made when the feed is made and again
+ * when the file has changed.
  *
  *   file ──encode──> texts ──compare──> same:    what is set live stays (SetMixture)
  *                                       fixed:   refused on a feed with data, both values named
  *                                       live:    a record that acts behind the horizon
  *
- * Start-up code and sequencer thread. Invariant: what has been planned and laid out comes out the same
- * whatever the file says, so every key that shapes a batch of a plan is fixed; what only decides about
- * plans to come may change. To add a live rule: a row in `live_rules`. A key that an older log does not
- * have counts as the default. */
+ * Start-up code and sequencer thread. Invariant: what has been planned and laid out comes out the
+ * same whatever the file says, so every key that shapes a batch of a plan is fixed; what only
+ * decides about plans to come may change. To add a live rule: a row in `live_rules`. A key that an
+ * older log does not have counts as the default. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"

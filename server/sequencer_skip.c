@@ -1,11 +1,12 @@
 /* SkipSteps: planned steps of a job that are left out.
  *
- *   operator, or serve on a violation ──> SkipSteps{job, generation, first, last, why} ──> generation + 1
- *                                          └──> ranks are fenced, open the job again, and pass over them
+ *   operator, or serve on a violation ──> SkipSteps{job, generation, first, last, why}
+ *     ──> generation + 1: ranks are fenced, open the job again, and pass over them
  *
  * Packs keep their steps and steps their numbers: the record only names what nobody gets. The world
  * stays, so its token goes on being the current one. Sequencer thread. Invariant: what is left out
- * was planned; a trainer's place is never a step that is left out, or planning would wait for it. */
+ * was planned; a trainer's place is never a step that is left out, or planning would wait for
+ * it. */
 #include "server/sequencer_state.h"
 
 #include "base/log.h"

@@ -3,12 +3,12 @@
  *   a lane's blocks, oldest first:   [ drawn by the planner: held | not drawn yet: unplanned ]
  *
  * Unplanned bytes of a lane may reach its part of half the feed's share; then its producers get no
- * credit, unless the planner waits for just this lane: that one may use what is free. So a lane that
- * runs ahead never takes the room of the one that is due. Held bytes take what is left; when they
- * take it all, commits free space, and where no commit can, what the window holds is flushed.
+ * credit, unless the planner waits for just this lane: that one may use what is free. So a lane
+ * that runs ahead never takes the room of the one that is due. Held bytes take what is left; when
+ * they take it all, commits free space, and where no commit can, what the window holds is flushed.
  * Sequencer thread, but for pd_sequencer_accepts, _log_full and _stall (any). Invariant: the counts
- * are a fold over the blocks in the log; they decide about credit and never about a plan. It deletes
- * nothing. */
+ * are a fold over the blocks in the log; they decide about credit and never about a plan. It
+ * deletes nothing. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
@@ -18,10 +18,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Blocks not drawn yet are counted in chunks of at least this part of the feed's share: their number
- * is bounded by it. */
+/* Blocks not drawn yet are counted in chunks of at least this part of the feed's share: their
+ * number is bounded by it. */
 #define CHUNK_PART 8192u
-/* Credit in flight that a full log, or lane, must still be able to take: at most this part of it. */
+/* Credit in flight that a full log, or lane, must still be able to take: at most this part of
+ * it. */
 #define AHEAD_PART 8u
 /* A flush for lack of space makes packs for about this part of it. */
 #define FLUSH_PART 8u
@@ -215,8 +216,8 @@ static enum pd_seq_accept lane_accepts(const struct pd_sequencer *seq,
     uint64_t ahead = ahead_bytes(seq, pd_seq_room_bytes(seq, feed));
     uint64_t least = lane_least_bytes(seq, feed);
     bool due = is_due(feed, lane);
-    /* Alone, a lane gives room back before it is gone; of several, the one that is due takes the last
-     * of it. */
+    /* Alone, a lane gives room back before it is gone; of several, the one that is due takes the
+     * last of it. */
     uint64_t kept = due && feed->lane_count > 1 ? least / 2 : ahead + least;
     if (feed->stopped)
         return PD_SEQ_STOPPED_FEED;
@@ -364,8 +365,8 @@ static void check_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                 !feed_has_left(seq, feed, ahead_bytes(seq, pd_seq_room_bytes(seq, feed)), 3, 4);
     if (near)
         (void)pd_seq_stall_of(seq, feed, &stall);
-    if (full)
-        pd_seq_give_up_commits(feed);
+    if (full && pd_seq_give_up_commit(feed))
+        stall = none; /* it is the log's turn, not the job's */
     tell_stall(feed, full ? &stall : &none);
     check_stuck(seq, feed);
     publish(seq, feed, &stall, full);
@@ -378,7 +379,8 @@ void pd_seq_space_tell(struct pd_sequencer *seq)
             check_feed(seq, seq->state.feeds[i]);
 }
 
-/* Up to the step that is waited for, and enough that trimming gives back a part of the room at once. */
+/* Up to the step that is waited for, and enough that trimming gives back a part of the room at
+ * once. */
 static uint64_t flush_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                             uint64_t waited_pack)
 {

@@ -5,7 +5,7 @@
  *   sequencer.c           mailbox, thread, groups, answers after the commit
  *   sequencer_load.c      the state from the log: tables, snapshots, replay
  *   sequencer_streams.c   OpenStream, Append, EndStream, CloseStream
- *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end by themselves
+ *   sequencer_feeds.c     feeds of configuration and log, EndFeed, Flush, feeds that end alone
  *   sequencer_settings.c  settings in the log, which of them may change
  *   sequencer_jobs.c      OpenJob, Commit, Delivered, DeleteJob
  *   sequencer_idle.c      jobs that fall silent
@@ -84,10 +84,11 @@ struct pd_seq_job {
     bool released; /* silent for idle_release: holds nothing until it is opened again */
     bool dirty, announce, deleted;
     /* not in the log */
-    uint64_t delivered; /* next step after the highest one known to be wholly delivered */
+    /* Next step after the highest one known to be wholly delivered to its current world. */
+    uint64_t delivered;
     /* False after a restart until the job receives a step: it may be anywhere. */
     bool delivered_known;
-    uint64_t active_ns; /* monotonic: the last sign of life, or the start */
+    uint64_t active_ns;    /* monotonic: the last sign of life, or the start */
     uint64_t loaded_steps; /* of its world, planned when the log was read: delivered, perhaps */
     /* Commits below this step are no longer retained: the log had no room for them. */
     uint64_t given_up;
@@ -220,7 +221,7 @@ struct pd_sequencer {
     int group_rc; /* first write that failed */
     struct pd_error group_error;
     struct pd_seq_counts counts[PD_FEEDS_MAX]; /* by index of the feed */
-    struct pd_buf body, row; /* scratch */
+    struct pd_buf body, row;                   /* scratch */
     struct pd_pack pack;
     uint64_t next_timer_ns; /* monotonic; UINT64_MAX = none */
     uint32_t commits;
@@ -274,9 +275,9 @@ int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;
 
 /* ---- sequencer_names.c ---- */
 
-/* Gives the block's views and tensors the feed's numbers; new ones are written. PD_EINVAL BAD_TENSOR
- * (another declaration than at its first use), PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_TENSORS; what
- * writing to the log says. */
+/* Gives the block's views and tensors the feed's numbers; new ones are written. PD_EINVAL
+ * BAD_TENSOR (another declaration than at its first use), PD_ELIMIT TOO_MANY_VIEWS,
+ * TOO_MANY_TENSORS; what writing to the log says. */
 int pd_seq_names_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_block *block,
                         struct pd_error *error) PD_MUST_CHECK;
 /* The same for one view that a rule names. */
@@ -314,8 +315,8 @@ void pd_seq_streams_forget(struct pd_seq_state *state, uint32_t feed);
 
 /* Settings that shape batches, as key and value texts: recorded, compared at the next start. */
 void pd_seq_settings_encode(const struct pd_feed_config *config, struct pd_buf *buf);
-/* Those of a feed with data against those of the file: PD_EMISMATCH FIXED_KEY names a key that must not
- * change; what changed and may is noted in the feed. */
+/* Those of a feed with data against those of the file: PD_EMISMATCH FIXED_KEY names a key that must
+ * not change; what changed and may is noted in the feed. */
 int pd_seq_settings_compare(struct pd_seq_feed *feed, const struct pd_buf *wanted,
                             struct pd_error *error) PD_MUST_CHECK;
 /* Once the planner is there: writes the records of what was noted. */
@@ -346,7 +347,8 @@ void pd_seq_settings_replay(const struct pd_seq_feed *feed, struct pd_control *c
 /* Joins configuration and log: new feeds are added, changed ones recorded or refused
  * (PD_EMISMATCH). */
 int pd_seq_feeds_configure(struct pd_sequencer *seq, struct pd_error *error) PD_MUST_CHECK;
-/* A feed without data for seq->config->feeds[index], under a free number. PD_ELIMIT TOO_MANY_FEEDS. */
+/* A feed without data for seq->config->feeds[index], under a free number. PD_ELIMIT
+ * TOO_MANY_FEEDS. */
 /* Whether there is no free number. */
 bool pd_seq_feeds_full(const struct pd_seq_state *state);
 int pd_seq_feed_make(struct pd_sequencer *seq, uint32_t index, struct pd_seq_feed **feed,
@@ -389,15 +391,16 @@ int pd_seq_job_record(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct
 
 /* ---- sequencer_idle.c ---- */
 
-/* Releases the jobs that have been silent for their feed's idle_release; lowers seq->next_timer_ns. */
+/* Releases the jobs that have been silent for their feed's idle_release; lowers
+ * seq->next_timer_ns. */
 int pd_seq_jobs_idle(struct pd_sequencer *seq, uint64_t now_ns);
 /* A sign of life: a job that was released holds again. */
 int pd_seq_job_alive(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job);
 
 /* ---- sequencer_regroup.c ---- */
 
-/* Gives the job steps of request->spec.step_packs from its last commit on. PD_EMISMATCH REGROUP: not
- * asked for, or not there. */
+/* Gives the job steps of request->spec.step_packs from its last commit on. PD_EMISMATCH REGROUP:
+ * not asked for, or not there. */
 int pd_seq_regroup(const struct pd_seq_feed *feed, struct pd_seq_job *job,
                    const struct pd_request_open_job *request, struct pd_error *error) PD_MUST_CHECK;
 
@@ -470,8 +473,8 @@ uint64_t pd_seq_unplanned_bytes(const struct pd_seq_feed *feed);
 /* What the feed may use of its share: a slice is kept for plans, ends, commits and trims. */
 uint64_t pd_seq_room_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
 /* Whether the job's steps fit into what may be held, half of the room: those that are there
- * together (PD_ELIMIT STEP_TOO_LARGE), and those between two commits (COMMIT_TOO_RARE). By the tokens
- * of full packs; samples with labels, tensors or long heads hold more. */
+ * together (PD_ELIMIT STEP_TOO_LARGE), and those between two commits (COMMIT_TOO_RARE). By the
+ * tokens of full packs; samples with labels, tensors or long heads hold more. */
 int pd_seq_job_fits(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                     const struct pd_job_spec *spec, struct pd_error *error) PD_MUST_CHECK;
 /* After each commit: who may add from now on, and what to do where nobody can. */
@@ -493,6 +496,9 @@ int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The first step that a commit could still be for: behind the last one, and what is left out. */
 uint64_t pd_seq_job_done(const struct pd_seq_job *job);
+/* Next step after the last one its ranks may have: until one is delivered after a restart, every
+ * planned one counts. */
+uint64_t pd_seq_job_reached(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The lowest step of the job that is still in the log. */
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The trainer that holds most; NULL: none. */
@@ -500,10 +506,11 @@ struct pd_seq_job *pd_seq_slowest_job(const struct pd_seq_feed *feed);
 /* Log bytes that the job holds, and that a step of it takes: means. */
 void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                      uint64_t *bytes_held, uint64_t *bytes_per_step);
-/* With the log full: a feed that waits for samples, and whose slowest job has committed all it has
- * received, keeps that last commit only, loudly; else its trainer and its producers would wait for
- * each other for good. */
-void pd_seq_give_up_commits(struct pd_seq_feed *feed);
+/* With the log full: where the slowest job has received every step there is, and more cannot be
+ * planned, its oldest retained commit gives way, loudly; the last one never does. Else its trainer
+ * and its producers would wait for each other, for good where it does not commit out of turn. False:
+ * there is none to give, or no need. */
+bool pd_seq_give_up_commit(struct pd_seq_feed *feed);
 /* Whether a commit of the feed's slowest job, or of one that is configured and has not come, would
  * free space; *stall says which. */
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,

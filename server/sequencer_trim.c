@@ -3,16 +3,17 @@
  *   jobs ──retained commits──> lowest pack any job may still ask for
  *                                └──> the newest snapshot at or below it ──> lane floors
  *
- * A feed is trimmed to a snapshot: from there its plans can be made again, and every block of a lane
- * below the snapshot's floor of that lane is in packs before it. Two groups do it: the first makes
- * `lowest_pack` durable and tells serve, which then serves nothing below; the later ones delete, at
- * most PD_SEQ_TRIM_BYTES each. Sequencer thread. Invariant: nothing at or above what lowest_pack
- * stands for is ever deleted; deletion goes on after a restart by itself. Trimming has no effect on
- * any plan, so it is no record. */
+ * A feed is trimmed to a snapshot: from there its plans can be made again, and every block of a
+ * lane below the snapshot's floor of that lane is in packs before it. Two groups do it: the first
+ * makes `lowest_pack` durable and tells serve, which then serves nothing below; the later ones
+ * delete, at most PD_SEQ_TRIM_BYTES each. Sequencer thread. Invariant: nothing at or above what
+ * lowest_pack stands for is ever deleted; deletion goes on after a restart by itself. Trimming has
+ * no effect on any plan, so it is no record. */
 #include "server/sequencer_state.h"
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +134,14 @@ uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_s
 uint64_t pd_seq_job_done(const struct pd_seq_job *job)
 {
     return pd_step_ranges_pass(&job->skipped, job->committed);
+}
+
+uint64_t pd_seq_job_reached(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+{
+    if (job->delivered_known || feed->packs <= job->first_pack)
+        return job->delivered;
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    return pd_job_steps_planned(&steps, feed->packs, false);
 }
 
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
@@ -302,20 +311,42 @@ int pd_seq_trim(struct pd_sequencer *seq)
 
 /* ---- what it costs to wait for a commit ---- */
 
-void pd_seq_give_up_commits(struct pd_seq_feed *feed)
+/* The step behind the oldest commit above what the job holds from; the last commit is the highest. */
+static uint64_t next_kept(const struct pd_seq_job *job, uint64_t floor)
+{
+    for (uint32_t i = 0; i < job->commit_count; i++)
+        if (job->commits[i].step + 1 > floor)
+            return job->commits[i].step + 1;
+    return job->committed;
+}
+
+/* Its ranks have been sent every step there is: they wait for one that is not planned yet. */
+static bool has_received_all(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+{
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    uint64_t done = pd_seq_job_done(job);
+    uint64_t next = job->delivered > done ? job->delivered : done;
+    return next >= pd_job_steps_planned(&steps, feed->packs, false);
+}
+
+bool pd_seq_give_up_commit(struct pd_seq_feed *feed)
 {
     struct pd_seq_job *job = pd_seq_slowest_job(feed);
-    if (!job || !feed->waiting || feed->trimming || feed->trim_wanted || job->committed == 0 ||
-        job->delivered > pd_seq_job_done(job) ||
-        pd_seq_job_floor_step(feed, job) >= pd_seq_job_done(job))
-        return;
-    pd_log(
-        PD_LOG_WARN, "retained_commits_given_up",
-        "feed=%s job=%s kept=%llu text=\"the log has no room for what jobs.retain asks for: only "
-        "the last commit can be gone back to; raise log.max_bytes or commit more often\"",
-        feed->name, job->spec.name, (unsigned long long)job->committed - 1);
-    job->given_up = job->committed;
+    if (!job || !(feed->waiting || feed->log_short) || feed->trimming || feed->trim_wanted ||
+        awaited_job(feed) || !has_received_all(feed, job))
+        return false;
+    uint64_t floor = pd_seq_job_floor_step(feed, job);
+    if (job->committed == 0 || floor >= pd_seq_job_done(job))
+        return false;
+    job->given_up = next_kept(job, floor);
     feed->trim_wanted = true;
+    pd_metric_add_feed(PD_F_COMMITS_GIVEN_UP, feed->index, 1);
+    pd_log(PD_LOG_WARN, "retained_commit_given_up",
+           "feed=%s job=%s oldest_kept=%llu last=%llu text=\"the log has no room for what "
+           "jobs.retain asks for; raise log.max_bytes, commit more often or retain less\"",
+           feed->name, job->spec.name, (unsigned long long)job->given_up - 1,
+           (unsigned long long)job->committed - 1);
+    return true;
 }
 
 /* Log bytes a pack stands for, a mean over what is held. */
@@ -341,7 +372,7 @@ bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     const char *awaited = awaited_job(feed);
     *stall = (struct pd_stall){0};
     if (feed->trimming ||
-        (!awaited && (!job || job->delivered <= pd_seq_job_floor_step(feed, job))))
+        (!awaited && (!job || pd_seq_job_reached(feed, job) <= pd_seq_job_floor_step(feed, job))))
         return false;
     snprintf(stall->feed, sizeof stall->feed, "%s", feed->name);
     snprintf(stall->job, sizeof stall->job, "%s", awaited ? awaited : job->spec.name);

@@ -1,15 +1,19 @@
-/* Serving: which batches exist, which are being built, who waits for which, and what has been delivered.
+/* Serving: which batches exist, which are being built, who waits for which, and what has been
+ * delivered.
  *
  *   sequencer ──feed_advanced, job_opened──> serve <──get, delivered── rpc threads
  *                                              │ ^
  *                                        tasks v │ publish
- *                                         assemble x M (serve_build.c): plan -> layout -> check -> digest -> header
+ *                                         assemble x M: plan -> layout -> check -> digest -> header
  *
- * One mutex guards the tables; nothing is called back while it is held except waiter->ready, which must only post elsewhere. A batch is immutable
- * and reference-counted: it dies when the last reader (a waiter, a gRPC slice) lets go.
+ * One mutex guards the tables; nothing is called back while it is held except waiter->ready, which
+ * must only post elsewhere. A batch is immutable and reference-counted: it dies when the last
+ * reader (a waiter, a gRPC slice) lets go.
  *
- * When full: ready batches may take memory.batches bytes. Before a build starts its payload bound is reserved; if that does not fit, ready batches
- * nobody holds are evicted, highest step first; the lowest step asked for of each job is always built (one largest-batch slot a job is reserved). */
+ * When full: ready batches may take memory.batches bytes. Before a build starts its payload bound
+ * is reserved; if that does not fit, ready batches nobody holds are evicted, highest step first;
+ * the lowest step asked for of each job is always built (one largest-batch slot a job is
+ * reserved). */
 #ifndef PD_SERVER_SERVE_H
 #define PD_SERVER_SERVE_H
 
@@ -42,7 +46,7 @@ struct pd_job_info {
     struct pd_job_spec spec;
     uint64_t generation;
     uint64_t first_step, first_pack; /* where its steps of this size begin */
-    uint64_t world;        /* the generation that the present world began with */
+    uint64_t world;                  /* the generation that the present world began with */
     uint64_t loaded_steps; /* of the world: those below may have been delivered before the start */
     uint64_t lowest_step;  /* below it: trimmed, or of another size */
     const struct pd_step_ranges *skipped; /* left out; of the caller, NULL in copies given out */
@@ -51,7 +55,7 @@ struct pd_job_info {
 /* What the sequencer knows of a feed after a commit. */
 struct pd_feed_progress {
     uint64_t packs_planned;
-    bool ended; /* no further pack will ever come */
+    bool ended;   /* no further pack will ever come */
     bool waiting; /* for samples */
     struct pd_want want;
     uint64_t waiting_since_ns; /* wall clock */
@@ -59,7 +63,8 @@ struct pd_feed_progress {
     bool end_declared;
     bool at_horizon; /* nothing more is planned until a trainer has received more */
     bool log_full;   /* producers get no credit, or plans find no room */
-    bool stopped;          /* planning has stopped for good (damaged head, DIVERGED): packs beyond packs_planned never come */
+    /* planning has stopped for good (damaged head, DIVERGED): none behind packs_planned comes */
+    bool stopped;
     char stop_reason[PD_REASON_MAX]; /* then */
     char want_streams[256]; /* names the refill waits for, comma separated, cut with "..." */
     uint32_t want_streams_total;
@@ -82,12 +87,13 @@ struct pd_ready_batch {
     uint8_t *header;  /* the serialised deterministic BatchHeader: byte-identical for every build */
     size_t header_bytes;
     uint64_t saved_positions; /* against width_bound */
-    uint64_t built_ns; /* monotonic: time it took to build and check */
-    uint64_t checked_ns; /* of it: the structural check */
+    uint64_t built_ns;        /* monotonic: time it took to build and check */
+    uint64_t checked_ns;      /* of it: the structural check */
     /* delivery part */
-    char validator[8];     /* backend of the attention probe: "cpu", "cuda", or "" where it did not run */
+    /* backend of the attention probe: "cpu", "cuda", or "" where it did not run */
+    char validator[8];
     bool probed;
-    uint32_t builds;       /* 1; 2 where the first build failed a check */
+    uint32_t builds;        /* 1; 2 where the first build failed a check */
     uint64_t built_unix_ns; /* wall clock, when it was published */
 };
 
@@ -118,12 +124,15 @@ struct pd_wait_info {
     char source[PD_NAME_MAX + 1];
 };
 
-/* A place in the queue for one batch. Embed it zeroed, fill key and ready; it is registered from PD_EAGAIN until ready has run or pd_serve_cancel
- * returned true. Once ready has run the batch is kept from eviction for this waiter (5 s): call get for the same key, or cancel to give it up. */
+/* A place in the queue for one batch. Embed it zeroed, fill key and ready; it is registered from
+ * PD_EAGAIN until ready has run or pd_serve_cancel returned true. Once ready has run the batch is
+ * kept from eviction for this waiter (5 s): call get for the same key, or cancel to give it up. */
 struct pd_waiter {
     struct pd_link link;
     struct pd_batch_key key;
-    void (*ready)(struct pd_waiter *waiter); /* any thread, without serve's lock: something changed, call pd_serve_get again. Must only post. Runs once a registration. */
+    /* Any thread, without serve's lock: something changed, call pd_serve_get again. Must only post.
+     * Runs once a registration. */
+    void (*ready)(struct pd_waiter *waiter);
     bool registered, claims; /* serve's */
     uint64_t since_ns;       /* serve's: monotonic, of the first registration for this key */
 };
@@ -132,34 +141,46 @@ struct pd_serve;
 
 int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_serve **serve,
                  struct pd_error *error) PD_MUST_CHECK;
-/* A further check between the structural one and publishing: the attention probe. Called on assemble threads, several at a time, before the batch is
- * visible to anybody; fills batch->validator and batch->probed. 0: passed, or not chosen to be probed. PD_ECORRUPT with *finding: a violation, handled like
- * a structural one. Any other code: the batch cannot be served, waiters get the code. Set before pd_serve_start. */
-typedef int pd_validate_fn(void *ctx, struct pd_ready_batch *batch, struct pd_check_finding *finding);
+/* A further check between the structural one and publishing: the attention probe. Called on
+ * assemble threads, several at a time, before the batch is visible to anybody; fills
+ * batch->validator and batch->probed. 0: passed, or not chosen to be probed. PD_ECORRUPT with
+ * *finding: a violation, handled like a structural one. Any other code: the batch cannot be served,
+ * waiters get the code. Set before pd_serve_start. */
+typedef int pd_validate_fn(void *ctx, struct pd_ready_batch *batch,
+                           struct pd_check_finding *finding);
 void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, void *ctx);
-/* Saves what is needed to look into a batch that failed its checks twice, before its feed is halted: called on the assemble thread, without serve's lock.
- * The path of what was saved into `path` ("" where nothing could be). NULL: nothing is saved. Set before pd_serve_start. */
+/* Saves what is needed to look into a batch that failed its checks twice, before its feed is
+ * halted: called on the assemble thread, without serve's lock. The path of what was saved into
+ * `path` ("" where nothing could be). NULL: nothing is saved. Set before pd_serve_start. */
 struct pd_assemble_order;
-typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order, const struct pd_check_finding *finding, char *path, size_t size);
+typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order,
+                         const struct pd_check_finding *finding, char *path, size_t size);
 void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx);
-/* Hears of each batch at its first complete delivery, on the thread that reported it, without serve's lock; the batch is borrowed. `full_step`: its step is
- * not the job's last, partly filled one. Must be quick. NULL: nobody listens. Set before pd_serve_start. */
+/* Hears of each batch at its first complete delivery, on the thread that reported it, without
+ * serve's lock; the batch is borrowed. `full_step`: its step is not the job's last, partly filled
+ * one. Must be quick. NULL: nobody listens. Set before pd_serve_start. */
 typedef void pd_served_fn(void *ctx, const struct pd_ready_batch *batch, bool full_step);
 void pd_serve_set_served(struct pd_serve *serve, pd_served_fn *served, void *ctx);
-/* A step that serve wants left out, because a batch of it cannot be served and nothing of it has been handed out (validate.on_violation: skip_step). */
+/* A step that serve wants left out, because a batch of it cannot be served and nothing of it has
+ * been handed out (validate.on_violation: skip_step). */
 struct pd_skip_order {
     uint32_t feed_index, job_id;
     uint64_t generation, step;
     char job[PD_NAME_MAX + 1], why[256];
 };
-/* Asks for it: an assemble thread, without serve's lock. 0: the job's next generation will come without the step, or pd_serve_skip_failed will be called. Else
- * nothing was begun. Until then no batch of the step, or of one behind it, leaves serve. Set before pd_serve_start; NULL: the feed stops instead. */
+/* Asks for it: an assemble thread, without serve's lock. 0: the job's next generation will come
+ * without the step, or pd_serve_skip_failed will be called. Else nothing was begun. Until then no
+ * batch of the step, or of one behind it, leaves serve. Set before pd_serve_start; NULL: the feed
+ * stops instead. */
 typedef int pd_skip_fn(void *ctx, const struct pd_skip_order *order);
 void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx);
-/* The step was not left out: its feed is halted, unless the job has gone on to another generation. Any thread. */
-void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *order, const struct pd_error *error);
-/* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED from then on, waiters are woken. PD_ENOMEM, PD_EIO.
- * free: after stop, when every batch has been let go. */
+/* The step was not left out: its feed is halted, unless the job has gone on to another generation.
+ * Any thread. */
+void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *order,
+                          const struct pd_error *error);
+/* Starts the assemble threads (named "assemble-N") / stops and joins them; get answers PD_ECLOSED
+ * from then on, waiters are woken. PD_ENOMEM, PD_EIO. free: after stop, when every batch has been
+ * let go. */
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
 void pd_serve_stop(struct pd_serve *serve);
 void pd_serve_free(struct pd_serve *serve);
@@ -167,35 +188,45 @@ void pd_serve_free(struct pd_serve *serve);
 /* Sequencer thread, after each commit that changed the feed. */
 void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
                             const struct pd_feed_progress *progress);
-/* Sequencer thread: a job was opened or its generation rose: the old generation's waiters are woken and get PD_EFENCED. */
+/* Sequencer thread: a job was opened or its generation rose: the old generation's waiters are woken
+ * and get PD_EFENCED. */
 void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *job);
-/* Sequencer thread: the feed starts anew (its jobs have been deleted, or are about to be). A violation no longer halts it. */
+/* Sequencer thread: the feed starts anew (its jobs have been deleted, or are about to be). A
+ * violation no longer halts it. */
 void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index);
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id);
 
-/* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info says what is waited for. PD_EEND: past the end of
- * the feed, *last_step is the job's last step + 1 (0 = the feed was empty), the same for every rank. PD_EFENCED: an older generation. PD_EMISMATCH
- * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED, *last_step is the lowest there is. PD_ECORRUPT: the batch cannot be built (CHECKSUM: the sample is named) or the feed is
- * halted (HALTED: the check is named). PD_ENOTFOUND: no such job. PD_ELIMIT JOB_TOO_LARGE: the batch is larger than memory.batches. PD_ECLOSED:
- * stopping. PD_ENOMEM, PD_EIO. */
+/* Asks for a batch. 0: *batch holds a new reference. PD_EAGAIN: the waiter is registered and *info
+ * says what is waited for. PD_EEND: past the end of the feed, *last_step is the job's last step + 1
+ * (0 = the feed was empty), the same for every rank. PD_EFENCED: an older generation. PD_EMISMATCH
+ * DP_RANK, MICRO: out of the spec. PD_ERANGE STEP_TRIMMED, *last_step is the lowest there is.
+ * PD_ECORRUPT: the batch cannot be built (CHECKSUM: the sample is named) or the feed is halted
+ * (HALTED: the check is named). PD_ENOTFOUND: no such job. PD_ELIMIT JOB_TOO_LARGE: the batch is
+ * larger than memory.batches. PD_ECLOSED: stopping. PD_ENOMEM, PD_EIO. */
 int pd_serve_get(struct pd_serve *serve, struct pd_waiter *waiter, struct pd_ready_batch **batch,
-                 struct pd_wait_info *info, uint64_t *last_step, struct pd_error *error) PD_MUST_CHECK;
+                 struct pd_wait_info *info, uint64_t *last_step,
+                 struct pd_error *error) PD_MUST_CHECK;
 /* Moves the key on where its step is left out (SkipSteps): to the first batch of the next one that
  * is not. */
 void pd_serve_pass_skipped(struct pd_serve *serve, struct pd_batch_key *key);
 /* Only what is waited for, without registering: for repeated Waiting messages. */
-void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key, struct pd_wait_info *info);
-/* True: the waiter was registered and is out now, ready will not run. False: ready has run or is about to; the batch is no longer kept for it. */
+void pd_serve_wait_info(struct pd_serve *serve, const struct pd_batch_key *key,
+                        struct pd_wait_info *info);
+/* True: the waiter was registered and is out now, ready will not run. False: ready has run or is
+ * about to; the batch is no longer kept for it. */
 bool pd_serve_cancel(struct pd_serve *serve, struct pd_waiter *waiter);
 /* A hint that this batch will be asked for soon; builds it when memory allows. */
 void pd_serve_prefetch(struct pd_serve *serve, const struct pd_batch_key *key);
 
 void pd_ready_batch_ref(struct pd_ready_batch *batch);
-void pd_ready_batch_unref(struct pd_ready_batch *batch); /* any thread, also inside gRPC's slice destroy */
+void pd_ready_batch_unref(
+    struct pd_ready_batch *batch); /* any thread, also inside gRPC's slice destroy */
 
-/* A reader has received this batch whole. The first time for (job, generation, step, micro, dp_rank) it is counted in the padding metrics; *step_complete is
- * set when with it every batch of the step has been delivered (the caller then tells the sequencer). */
-void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *batch, bool *step_complete);
+/* A reader has received this batch whole. The first time for (job, generation, step, micro,
+ * dp_rank) it is counted in the padding metrics; *step_complete is set when with it every batch of
+ * the step has been delivered (the caller then tells the sequencer). */
+void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *batch,
+                        bool *step_complete);
 
 /* Counters of served positions per feed, for status and metrics. */
 struct pd_served_totals {
@@ -213,13 +244,14 @@ void pd_serve_totals(struct pd_serve *serve, uint32_t feed_index, struct pd_serv
 int pd_serve_job_named(struct pd_serve *serve, uint32_t feed_index, const char *name,
                        struct pd_job_info *info, struct pd_error *error) PD_MUST_CHECK;
 
-/* Appends the job's skipped steps to an empty set; nothing where there is no such job. PD_ENOMEM. */
+/* Appends the job's skipped steps to an empty set; nothing where there is no such job.
+ * PD_ENOMEM. */
 int pd_serve_job_skipped(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id,
                          struct pd_step_ranges *skipped) PD_MUST_CHECK;
 
-/* ---- ranks: who of a job's present generation has come, for Status; those below PD_RANKS_MAX ---- */
+/* ---- ranks: who of a job's present generation has come, for Status ---- */
 
-#define PD_RANKS_MAX 256
+#define PD_RANKS_MAX 256 /* those below it are told */
 #define PD_CLIENT_MAX 255
 
 /* The rank has opened the job; `client` is free text, cut to PD_CLIENT_MAX. Ignored where the job
@@ -252,9 +284,10 @@ int pd_serve_job_view(struct pd_serve *serve, uint32_t feed_index, uint32_t job_
 void pd_serve_feed_wait(struct pd_serve *serve, uint32_t feed_index, struct pd_wait_info *info);
 
 struct pd_serve_gauges {
-    uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total, evicted_total, violations_total,
-        probed_total, rebuilt_total, /* of built_total: with the attention probe; at the second try */
-        halted_feeds; /* feeds stopped by a violation: the daemon is not ready then */
+    uint64_t ready_bytes, ready_bytes_max, ready_batches, waiters, building, built_total,
+        evicted_total, violations_total, probed_total,
+        rebuilt_total, /* of built_total: with the attention probe; at the second try */
+        halted_feeds;  /* feeds stopped by a violation: the daemon is not ready then */
 };
 void pd_serve_gauges(struct pd_serve *serve, struct pd_serve_gauges *gauges);
 /* Where the newest repro lies; "": none was saved. */

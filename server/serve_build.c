@@ -1,6 +1,6 @@
 /* The assemble threads: take the next task, build it, publish or fail it.
  *
- *   pick ─> totals of the step ─> measure ─> admission ─> build, check ─> validator ─> publish, wake
+ *   pick ─> totals of the step ─> measure ─> admission ─> build, check ─> validator ─> publish
  *                                                        └─ no room: back into the queue
  *
  * Jobs take turns; within a job, what is asked for comes before hints and the lowest step first. A
@@ -9,9 +9,9 @@
  *
  * Invariant: a batch is published only after every check passed on the very bytes that are served.
  * A batch that breaks a rule is built once more from the log; if it fails again its feed is halted.
- * Damage in the log is tried twice, too, and then is an error of that batch alone. With on_violation:
- * skip_step both lead to the step being left out instead, if nothing of it has been handed out: that
- * is decided under the lock under which batches are handed out.
+ * Damage in the log is tried twice, too, and then is an error of that batch alone. With
+ * on_violation: skip_step both lead to the step being left out instead, if nothing of it has been
+ * handed out: that is decided under the lock under which batches are handed out.
  *
  * Each thread owns its assembler (log reader, scratch); everything shared is touched under serve's
  * lock. */
@@ -340,15 +340,16 @@ static void bury(struct pd_entry *entry)
     pd_entry_free(entry);
 }
 
-/* A step of which the world may have anything stays; so does one that others are told to wait for. */
+/* A step of which the world may have anything stays; so does one that others are told to wait
+ * for. */
 static bool may_skip(const struct pd_serve *serve, const struct pd_entry *entry)
 {
     return wants_skip(serve) && !serve->feeds[entry->key.feed_index].halted &&
            entry->job->handed_end <= entry->key.step;
 }
 
-/* From here on nobody gets anything of the step, whatever comes of the order. Where one is under way
- * already, the step comes up again in the next generation. */
+/* From here on nobody gets anything of the step, whatever comes of the order. Where one is under
+ * way already, the step comes up again in the next generation. */
 static void begin_skip(struct pd_serve *serve, struct task *task, const struct pd_error *error,
                        struct pd_after *after)
 {

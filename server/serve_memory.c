@@ -17,8 +17,8 @@
  * ready batches together take more than complete_keep_bytes: a small set of memory that is used
  * again and again is warm, and costs no page faults.
  *
- * What is evicted where a build does not fit, in this order, always without readers and not kept for
- * a woken waiter:
+ * What is evicted where a build does not fit, in this order, always without readers and not kept
+ * for a woken waiter:
  *   1. batches of steps that every rank has received, lowest step first: only a late peer or a
  *      re-read could want them;
  *   2. batches delivered at least once, lowest step first;
@@ -217,7 +217,8 @@ static bool fits(const struct pd_serve *serve, const struct pd_entry *entry)
     return below(serve, slots_of(serve, NULL).free_bytes, entry->bytes);
 }
 
-/* Nobody waits for a lower batch of the job that has no memory yet: queued, or just being measured. */
+/* Nobody waits for a lower batch of the job that has no memory yet: queued, or just being
+ * measured. */
 static bool is_lowest(const struct pd_entry *entry)
 {
     for (struct pd_entry *e = pd_entry_first(entry->job); e != entry; e = pd_entry_next(e)) {

@@ -11,7 +11,8 @@
  *                                             and `holds` of readers
  *
  * The lock is never held while a waiter's ready runs, while memory is freed, while the log is read
- * or a line is logged: such work is collected in a struct pd_after and done once the lock is released. */
+ * or a line is logged: such work is collected in a struct pd_after and done once the lock is
+ * released. */
 #ifndef PD_SERVER_SERVE_STATE_H
 #define PD_SERVER_SERVE_STATE_H
 
@@ -98,12 +99,14 @@ RB_HEAD(pd_steps, pd_step);
 
 struct pd_serve_job {
     struct pd_link in_feed, turn;
-    uint32_t refs; /* the table, abandoned entries, boxes in its slot */
+    uint32_t refs;           /* the table, abandoned entries, boxes in its slot */
     struct pd_job_info info; /* skipped: its own */
     struct pd_step_ranges skipped;
-    uint64_t handed_end; /* next step after the highest of which a batch was handed out to the present
-                            world, or may have been */
-    bool skipping; /* a step is about to be left out: nothing from hold_step on is built or handed out */
+    /* next step after the highest of which a batch was handed out to the present world, or may have
+     * been */
+    uint64_t handed_end;
+    /* a step is about to be left out: nothing from hold_step on is built or handed out */
+    bool skipping;
     uint64_t hold_step;
     struct pd_entries entries;
     struct pd_tasks tasks;
@@ -156,7 +159,7 @@ struct pd_serve {
     struct pd_link turns; /* all jobs; the one whose turn it is first */
     uint64_t budget_bytes;
     uint64_t complete_keep_bytes; /* ready batches above it: those all ranks have received go */
-    uint64_t used_bytes; /* batches alive and reservations */
+    uint64_t used_bytes;          /* batches alive and reservations */
     uint64_t used_peak_bytes;
     bool starved; /* a task waits for memory: freeing some must ring `work` */
     struct pd_serve_gauges gauges;

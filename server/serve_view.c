@@ -1,9 +1,9 @@
-/* Serving's views for Status, metrics and Explain: copies of what the tables say, and the ranks that
- * have come to a job.
+/* Serving's views for Status, metrics and Explain: copies of what the tables say, and the ranks
+ * that have come to a job.
  *
- * Place in the flow: rpc threads and the main thread ask, under serve's lock for the time of a copy.
- * Invariant: a rank's record belongs to the job's present generation and goes with it. It changes
- * nothing that serving depends on. */
+ * Place in the flow: rpc threads and the main thread ask, under serve's lock for the time of a
+ * copy. Invariant: a rank's record belongs to the job's present generation and goes with it. It
+ * changes nothing that serving depends on. */
 #include "base/check.h"
 #include "server/serve_state.h"
 

@@ -13,14 +13,14 @@ struct pd_step_order {
     uint32_t feed_index, step_packs, pack_count, capacity;
     uint64_t first_pack; /* of the part whose order this is; pack_count 0: of none */
     uint64_t block;
-    uint64_t *costs;     /* owned, as order: `capacity` of each */
+    uint64_t *costs; /* owned, as order: `capacity` of each */
     uint32_t *order;
     struct pd_pack pack; /* scratch */
 };
 
 void pd_step_order_fini(struct pd_step_order *order);
-/* Makes the order know `place`, a place of `job`; with balance: off there is nothing to know. PD_ENOMEM; what
- * pd_log_read_pack says, *failed is then the pack. */
+/* Makes the order know `place`, a place of `job`; with balance: off there is nothing to know.
+ * PD_ENOMEM; what pd_log_read_pack says, *failed is then the pack. */
 int pd_step_order_load(struct pd_step_order *order, struct pd_log_reader *reader,
                        uint32_t feed_index, const struct pd_job_steps *job,
                        const struct pd_step_place *place, uint64_t *failed) PD_MUST_CHECK;

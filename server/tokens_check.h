@@ -2,9 +2,9 @@
  * log.
  *
  * What is a whole sample's is compared with the digest taken when the sample was pushed; what is
- * less, cut or pruned, with the same bytes read from the log again. Together with packer/check.h, which
- * knows no bytes of the log, this is the structural check. Owner's thread of the reader, inside its
- * read transaction. */
+ * less, cut or pruned, with the same bytes read from the log again. Together with packer/check.h,
+ * which knows no bytes of the log, this is the structural check. Owner's thread of the reader,
+ * inside its read transaction. */
 #ifndef PD_SERVER_TOKENS_CHECK_H
 #define PD_SERVER_TOKENS_CHECK_H
 

@@ -215,8 +215,8 @@ static void answer(struct pd_validation *v, struct job *job)
                                "the validator's self-test failed");
 }
 
-/* The oldest job into *job, or the self-test that is asked for into *order; false when it is time to
- * end. */
+/* The oldest job into *job, or the self-test that is asked for into *order; false when it is time
+ * to end. */
 static bool next_job(struct pd_validation *v, struct job **job, struct pd_selftest_order **order)
 {
     pthread_mutex_lock(&v->lock);

@@ -34,16 +34,17 @@ struct pd_selftest_order {
     struct pd_selftest_report report;
     char device[64];
 };
-/* 0: done will run. PD_EUNAVAIL STARTING: the first self-test has not ended. PD_EDEVICE: there is no
- * validator. PD_EUNSUPPORTED: backend off. PD_EFULL SELFTEST_RUNNING: another one is asked for. Where
- * it fails nothing is served from then on, as at start. Any thread. */
+/* 0: done will run. PD_EUNAVAIL STARTING: the first self-test has not ended. PD_EDEVICE: there is
+ * no validator. PD_EUNSUPPORTED: backend off. PD_EFULL SELFTEST_RUNNING: another one is asked for.
+ * Where it fails nothing is served from then on, as at start. Any thread. */
 int pd_validation_selftest(struct pd_validation *validation, struct pd_selftest_order *order,
                            struct pd_error *error) PD_MUST_CHECK;
 /* After the assemble threads have ended; joins the thread and frees. */
 void pd_validation_stop(struct pd_validation *validation);
 
-/* Batches chosen for the probe, by the backend in use and by what became of them: passed, violation;
- * or served without a verdict (no_cpu_time, too_large); or failed, where the probe gave none. */
+/* Batches chosen for the probe, by the backend in use and by what became of them: passed,
+ * violation; or served without a verdict (no_cpu_time, too_large); or failed, where the probe gave
+ * none. */
 #define PD_PROBED_BACKENDS 2
 enum pd_probed {
     PD_PROBED_PASSED,

@@ -1,8 +1,8 @@
 /* From a batch's vision arrays to what the attention probe takes.
  *
- * Place in the flow: the validate thread calls this behind the decoder's probe. Invariant: segment ids
- * come from image_grid_thw (and vision_window_index), boundaries from the cu_seqlens that a kernel
- * would use: a mistake in one cannot hide in the other. Keeps no state. */
+ * Place in the flow: the validate thread calls this behind the decoder's probe. Invariant: segment
+ * ids come from image_grid_thw (and vision_window_index), boundaries from the cu_seqlens that a
+ * kernel would use: a mistake in one cannot hide in the other. Keeps no state. */
 #include "server/validate_vision.h"
 
 #include <stdlib.h>
@@ -65,8 +65,8 @@ static void fill_frames(struct pd_vision_probe *probe, const int64_t *grids, uin
         }
 }
 
-/* Number of the window of each merged token, from 1; false where the grids do not divide into tokens
- * of this side, or make another number of tokens. */
+/* Number of the window of each merged token, from 1; false where the grids do not divide into
+ * tokens of this side, or make another number of tokens. */
 static bool number_windows(const int64_t *grids, uint64_t images, int64_t side, int64_t window,
                            int32_t *windows, uint64_t tokens)
 {

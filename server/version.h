@@ -4,7 +4,8 @@
 
 #define PD_VERSION "0.1.0"
 
-/* The commit it was built from, where the build was told: bazel build --define PACKD_REVISION=... */
+/* The commit it was built from, where the build was told: bazel build --define
+ * PACKD_REVISION=... */
 #ifndef PD_REVISION
 #define PD_REVISION "unknown"
 #endif

@@ -1,9 +1,9 @@
 /* Counting and remembering what was served.
  *
  * Place in the flow: serve calls it once for each batch, at its first complete delivery, on the rpc
- * thread that sent the last piece. It walks the batch's boundaries row by row, beside the columns of
- * its sample table, which are read where they lie in the serialised header. Invariant: for each row
- * real + gap + tail (or row_padding) is the width, whatever is told apart by source. It changes
+ * thread that sent the last piece. It walks the batch's boundaries row by row, beside the columns
+ * of its sample table, which are read where they lie in the serialised header. Invariant: for each
+ * row real + gap + tail (or row_padding) is the width, whatever is told apart by source. It changes
  * nothing that serving depends on. */
 #include "server/watch.h"
 
@@ -58,8 +58,8 @@ struct walk {
 
 /* ---- the header, where it lies ---- */
 
-/* Moves behind the next field that holds bytes and has this number; they are *inner. False: there is
- * none. */
+/* Moves behind the next field that holds bytes and has this number; they are *inner. False: there
+ * is none. */
 static bool next_field(struct pd_reader *reader, uint32_t number, struct pd_reader *inner)
 {
     while (pd_reader_left(reader) > 0 && !reader->failed) {

@@ -7,8 +7,8 @@
  * Everything is read from the delivered batch itself: its boundaries and its sample table. A scrape
  * reads atomics alone; the ring has a lock of its own, a leaf, held for a copy.
  *
- * When full: sources beyond PD_WATCH_SOURCES_MAX of a feed count as "other"; the oldest row goes; of
- * a row PD_WATCH_SEGMENTS_MAX segments are kept, the rest as one. */
+ * When full: sources beyond PD_WATCH_SOURCES_MAX of a feed count as "other"; the oldest row goes;
+ * of a row PD_WATCH_SEGMENTS_MAX segments are kept, the rest as one. */
 #ifndef PD_SERVER_WATCH_H
 #define PD_SERVER_WATCH_H
 

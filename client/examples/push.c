@@ -16,7 +16,7 @@ static int push(const char *server)
         if (packd_producer_put(producer, &(struct packd_sample){.tokens = tokens, .count = n},
                                PACKD_TIMEOUT_DEFAULT, &error))
             return fprintf(stderr, "%s\n", error.text), 1;
-    int rc = packd_producer_close(producer, PACKD_TIMEOUT_DEFAULT, &error); /* waits until durable */
+    int rc = packd_producer_close(producer, PACKD_TIMEOUT_DEFAULT, &error); /* until durable */
     /* README: end */
     if (rc)
         fprintf(stderr, "%s\n", error.text);

@@ -1,4 +1,5 @@
-/* Fetches every batch of a feed as the only rank of a job: train [SERVER]. The README shows the lines between the marks. */
+/* Fetches every batch of a feed as the only rank of a job: train [SERVER]. The README shows the
+ * lines between the marks. */
 #include <packd.h>
 
 #include <inttypes.h>
@@ -20,7 +21,7 @@ static int train(const char *server)
                batch->batch_totals.real_tokens, tokens[0]);
         packd_batch_release(batch);
     }
-    packd_job_close(job); /* rc is PACKD_EEND: the feed has ended, for every rank at the same step */
+    packd_job_close(job); /* rc is PACKD_EEND: the feed ended, for every rank at the same step */
     /* README: end */
     if (rc != PACKD_EEND)
         fprintf(stderr, "%s\n", error.text);

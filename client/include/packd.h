@@ -81,8 +81,9 @@ struct packd_bytes {
 };
 
 /* How to reach the server, in the options of every object. What is not set is taken from the
- * environment: `server` from PACKD_SERVER (else PACKD_DEFAULT_SERVER), `token` from PACKD_TOKEN, the
- * fields of `tls` from PACKD_CA, PACKD_CERT, PACKD_KEY and PACKD_TLS_NAME, `on` from PACKD_TLS=1.
+ * environment: `server` from PACKD_SERVER (else PACKD_DEFAULT_SERVER), `token` from PACKD_TOKEN,
+ * the fields of `tls` from PACKD_CA, PACKD_CERT, PACKD_KEY and PACKD_TLS_NAME, `on` from
+ * PACKD_TLS=1.
  *
  * TLS is spoken to host:port where any of on, ca and cert is set, never over a Unix socket. The
  * files are PEM and read once, at open. PACKD_EINVAL, reason TLS: one cannot be read, or a
@@ -104,8 +105,8 @@ struct packd_reject {
 };
 
 struct packd_producer_options {
-    const char *server;     /* host:port or unix:/path */
-    const char *token;      /* bearer token */
+    const char *server; /* host:port or unix:/path */
+    const char *token;  /* bearer token */
     struct packd_tls tls;
     const char *feed;       /* NULL: "default" */
     const char *stream;     /* required */
@@ -202,8 +203,8 @@ struct packd_sample {
     uint64_t version;
     const struct packd_span *spans; /* NULL: none */
     size_t span_count;
-    uint32_t
-        merge; /* patches per token of all spans, a square (4 for a 2x2 merger); 0: unchecked */
+    /* patches per token of all spans, a square (4 for a 2x2 merger); 0: unchecked */
+    uint32_t merge;
     const struct packd_tensor *tensors; /* at most 64, names distinct; NULL: none */
     size_t tensor_count;
 };
@@ -310,8 +311,8 @@ struct packd_job_options {
     const char *feed;   /* NULL: "default" */
     const char *job;    /* required */
     const char *client; /* free text; NULL: host and process */
-    const char
-        *world_token;   /* one per launch of the training program; NULL: join the current world */
+    /* one per launch of the training program; NULL: join the current world */
+    const char *world_token;
     const char *log_id; /* of the checkpoint, NULL: any */
     uint32_t dp_size;   /* required */
     uint32_t dp_rank;
@@ -321,8 +322,9 @@ struct packd_job_options {
     uint32_t segment_multiple; /* 2 x context-parallel x tensor-parallel size; 0: 1 */
     uint32_t commit_every;     /* steps between commits, as intended; 0: not stated */
     bool regroup;              /* accept another step_packs, at the last commit */
-    /* For training that saves no checkpoints: dp_rank 0 commits, inside next, what lies so many steps
-     * behind the last one returned whole. 0: not. A run that ends goes on at most so far back. */
+    /* For training that saves no checkpoints: dp_rank 0 commits, inside next, what lies so many
+     * steps behind the last one returned whole. 0: not. A run that ends goes on at most so far
+     * back. */
     uint32_t auto_commit;
     enum packd_kind kind;
     enum packd_arrays arrays;
@@ -358,7 +360,7 @@ struct packd_spec {
     uint32_t seg_align, total_align, pad_segment, max_segments, fixed_segments, segment_multiple;
     uint32_t vocab_size;
     bool mrope;
-    char last_step[8]; /* pad | drop */
+    char last_step[8];        /* pad | drop */
     uint64_t max_batch_bytes; /* of built-in arrays; images and tensors come on top */
 };
 
@@ -555,9 +557,9 @@ int packd_admin_set_mixture(struct packd_admin *admin, const char *feed,
                             int64_t timeout_ms, char **json, struct packd_error *error);
 /* Which samples to leave out: those for which everything that is set holds. */
 struct packd_sample_filter {
-    const char *stream, *source;     /* NULL: any */
+    const char *stream, *source;      /* NULL: any */
     bool has_first_seq, has_last_seq; /* with stream */
-    uint64_t first_seq, last_seq;    /* inclusive */
+    uint64_t first_seq, last_seq;     /* inclusive */
     const void *group, *key;
     size_t group_bytes, key_bytes; /* 0: any */
     uint64_t version_below;        /* 0: any */

@@ -1,8 +1,8 @@
 /* The machine that runs a CUDA block on one CPU thread: fibers, barriers, warp collectives.
  *
  *   simt_run -> for each block: poison shared memory, run_block
- *   run_block: rounds over the threads in the chosen order; each runnable one runs and comes back when
- *   it waits or ends; a round in which nobody could run is a divergence.
+ *   run_block: rounds over the threads in the chosen order; each runnable one runs and comes back
+ *   when it waits or ends; a round in which nobody could run is a divergence.
  *
  * A warp collective is a deposit, a warp barrier and a gather. Deposits alternate between two
  * buffers per warp: a lane can be at most one collective ahead of another, so nothing is

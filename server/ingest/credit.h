@@ -58,8 +58,8 @@ void pd_credit_pool_fini(struct pd_credit_pool *pool);
 uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool);
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
-/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. The call's window grows up to `window_bytes_max`,
- * within PD_CREDIT_WINDOW_MIN and _MAX. */
+/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. The call's window grows up to
+ * `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and _MAX. */
 int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint64_t window_bytes_max,
                    struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */

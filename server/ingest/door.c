@@ -1,9 +1,10 @@
 /* The door: a block as a whole, its tokens, labels and masks, and the head that the log keeps.
  *
  * Place in the flow: between the tag scanner (wire.c) and the sequencer; runs on the rpc thread of
- * the call; spans and tensors are in door_spans.c and door_tensors.c. Invariant: a sample that is not flagged `rejected` in the head obeys every rule the
- * planner and the layout rely on. It changes nothing in the body: what was refused stays there as
- * pushed, so that offsets remain sums of lengths.
+ * the call; spans and tensors are in door_spans.c and door_tensors.c. Invariant: a sample that is
+ * not flagged `rejected` in the head obeys every rule the planner and the layout rely on. It
+ * changes nothing in the body: what was refused stays there as pushed, so that offsets remain sums
+ * of lengths.
  *
  * LABELS_LOOK_SHIFTED: labels describe token i as a target, so labels[i] == tokens[i] is what an
  * unmasked sample looks like; labels that were shifted before the push have labels[i] ==
@@ -426,7 +427,8 @@ static void carve_head(struct making *making, uint32_t refused, struct pd_block 
     block->view_count = making->views.count;
 }
 
-/* Makes the head's arena and its columns, nothing in them yet; `refused` samples will be flagged. */
+/* Makes the head's arena and its columns, nothing in them yet; `refused` samples will be
+ * flagged. */
 static int build_head(struct making *making, uint32_t refused, struct pd_block *block)
 {
     uint8_t *none = NULL;

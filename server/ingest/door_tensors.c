@@ -1,8 +1,8 @@
 /* The door's checks of named tensors.
  *
  * Place in the flow: called by door.c for a block's tensor table, then sample by sample; the
- * caller's thread. Invariant: the declarations it makes have no fault (pd_tensor_spec_fault), and an
- * accepted sample's elements are those that its spans call for. Of the values only booleans are
+ * caller's thread. Invariant: the declarations it makes have no fault (pd_tensor_spec_fault), and
+ * an accepted sample's elements are those that its spans call for. Of the values only booleans are
  * looked at: floats are the producer's. It does not know what the feed's tensors were declared as
  * before: the sequencer compares. */
 #include "server/ingest/door_parts.h"

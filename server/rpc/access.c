@@ -2,7 +2,8 @@
  *
  * Place in the flow: asked by rpc.c for each accepted call, and by methods once they know the feed.
  * Any rpc thread; the tokens are behind a lock that is a leaf. Invariant: what the table of methods
- * below does not name needs the role admin. Tokens are compared in constant time and never shown. */
+ * below does not name needs the role admin. Tokens are compared in constant time and never
+ * shown. */
 #include "server/rpc/access.h"
 
 #include "base/check.h"

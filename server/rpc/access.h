@@ -26,10 +26,10 @@ void pd_access_free(struct pd_access *access);
 /* Reads the token files again; on failure the tokens in force stay. Calls that are open go on. */
 int pd_access_reload(struct pd_access *access, struct pd_error *error) PD_MUST_CHECK;
 
-/* Whether the call may begin. *who is the principal it was made by, NULL where nobody is asked; valid
- * as long as access. PD_EUNAUTH, CREDENTIALS: no token, certificate or socket that `auth` knows;
- * PD_EDENIED, NOT_ALLOWED: the principal lacks the method's role, or the door does not serve it.
- * A refusal is counted, and logged with the peer. */
+/* Whether the call may begin. *who is the principal it was made by, NULL where nobody is asked;
+ * valid as long as access. PD_EUNAUTH, CREDENTIALS: no token, certificate or socket that `auth`
+ * knows; PD_EDENIED, NOT_ALLOWED: the principal lacks the method's role, or the door does not serve
+ * it. A refusal is counted, and logged with the peer. */
 int pd_access_admit(struct pd_access *access, enum pd_door door, const char *method, size_t size,
                     grpc_call *call, const grpc_metadata_array *metadata,
                     const struct pd_principal_config **who, struct pd_error *error) PD_MUST_CHECK;

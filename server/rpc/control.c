@@ -1,9 +1,9 @@
-/* The Admin calls that steer what is planned and served: SkipSteps, SetMixture, SkipSamples, DeleteStream,
- * DeleteFeed.
+/* The Admin calls that steer what is planned and served: SkipSteps, SetMixture, SkipSamples,
+ * DeleteStream, DeleteFeed.
  *
- * Place in the flow: between operators and the sequencer, which checks and records; each call is one
- * request and its answer. Owning thread: the call's. Here is only what the wire adds: names, sizes
- * of texts, the detail of an error. */
+ * Place in the flow: between operators and the sequencer, which checks and records; each call is
+ * one request and its answer. Owning thread: the call's. Here is only what the wire adds: names,
+ * sizes of texts, the detail of an error. */
 #include "server/rpc/unary.h"
 
 #include <inttypes.h>

@@ -199,8 +199,8 @@ static bool all_sent(const struct fetch *fetch)
 
 /* ---- waiting ---- */
 
-/* Counts the time since the last look for what was waited for, and notes what is now (NULL: nothing).
- */
+/* Counts the time since the last look for what was waited for, and notes what is now (NULL:
+ * nothing). */
 static void note_wait(struct fetch *fetch, const char *waits_for)
 {
     uint64_t now_ns = pd_clock_mono_ns();

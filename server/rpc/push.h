@@ -32,8 +32,8 @@ struct push {
     Packd__V1__LogState why; /* as told last */
     const char *why_text;
     struct pd_stall stall; /* with LOG_STALLED */
-    uint64_t
-        throttled_since_ns; /* monotonic: without credit since, counted up to then; 0 = it has some */
+    /* monotonic: without credit since, counted up to then; 0 = it has some */
+    uint64_t throttled_since_ns;
     bool welcome_due, ack_due, ended_due, half_closed, stopping;
 };
 

@@ -120,8 +120,8 @@ static void send_welcome(struct push *push)
 
     push->welcome_due = false;
     (void)push_grant(push);
-    /* What is told as the largest message can be sent with the first credit: a call that cannot send
-     * would not be seen to need more. */
+    /* What is told as the largest message can be sent with the first credit: a call that cannot
+     * send would not be seen to need more. */
     uint64_t half = push->credit.granted_bytes > 0 ? push->credit.granted_bytes / 2 : UINT64_MAX;
     welcome.log_id = (char *)pd_log_id(rpc->options.log);
     welcome.incarnation = rpc->incarnation;

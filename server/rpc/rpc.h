@@ -33,7 +33,7 @@ struct pd_rpc_options {
     struct pd_sequencer *sequencer;
     struct pd_serve *serve;
     struct pd_validation *validation; /* for Status and Waiting */
-    const char *version; /* of the program, for Welcome, OpenJob and Status */
+    const char *version;              /* of the program, for Welcome, OpenJob and Status */
     /* Admin.Drain was called (undo: take work again). Any rpc thread; must only post. The rpc side
      * has switched already. May be NULL. */
     void (*on_drain)(void *ctx, bool undo);
@@ -50,8 +50,8 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **rpc,
 const char *const *pd_rpc_addresses(const struct pd_rpc *rpc, enum pd_door door, uint32_t *count);
 /* Random per start: on the wire, so that clients see a restart. */
 uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
-/* Reads the token files of `auth` again (certificates are read again by themselves); on failure those
- * in force stay. Main thread. */
+/* Reads the token files of `auth` again (certificates are read again by themselves); on failure
+ * those in force stay. Main thread. */
 int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);

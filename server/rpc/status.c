@@ -87,11 +87,10 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
                      const struct pd_feed_status *feed, const struct pd_job_status *job,
                      const struct pd_feed_config *config)
 {
-    struct pd_job_steps steps = {
-        .config = config,
-        .first_step = job->first_step,
-        .first_pack = job->first_pack,
-        .step_packs = job->spec.step_packs};
+    struct pd_job_steps steps = {.config = config,
+                                 .first_step = job->first_step,
+                                 .first_pack = job->first_pack,
+                                 .step_packs = job->spec.step_packs};
     uint64_t planned =
         steps.step_packs ? pd_job_steps_planned(&steps, feed->packs_planned, feed->ended) : 0;
 

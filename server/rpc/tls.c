@@ -1,4 +1,4 @@
-/* TLS files: read at start, looked at again when a client connects, taken only where they can serve.
+/* TLS files: read at start, looked at again when a client connects, taken only where they serve.
  *
  * Place in the flow: listeners.c makes one for each TLS address; gRPC asks it at each handshake, on
  * whichever thread drives that connection, so a mutex guards it. Invariant: a file that is missing,

@@ -1,8 +1,10 @@
-/* The C side of python_bench.py: fetches every batch of a job as its only rank, adds up the tokens, prints how long that took.
+/* The C side of python_bench.py: fetches every batch of a job as its only rank, adds up the tokens,
+ * prints how long that took.
  *
  *   fetch_bench SERVER JOB ROWS
  *
- * The clock runs from the first call of next to the end of the feed; opening is left out, as it is on the other side. One JSON object on stdout. */
+ * The clock runs from the first call of next to the end of the feed; opening is left out, as it is
+ * on the other side. One JSON object on stdout. */
 #include <packd.h>
 
 #include <inttypes.h>

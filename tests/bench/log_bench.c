@@ -1,10 +1,11 @@
 /* Durable append: the sequencer (blocks in, heads and bodies written, packs planned) against a
  * bare LMDB loop that writes the same bytes with the same flags and commit sizes, in one run,
  * taking turns. Prints medians over ROUNDS: the ratio, MB/s of wall time, and microseconds of CPU
- * time a block of 64 KiB, in packd's case with the making and digesting of the blocks; exits 1 where
- * a ratio is below PD_BENCH_MIN (default 0: report only).
+ * time a block of 64 KiB, in packd's case with the making and digesting of the blocks; exits 1
+ * where a ratio is below PD_BENCH_MIN (default 0: report only).
  *
- *   log_bench [DIR] [MiB per measurement]     DIR on the disk in question, or TEST_TMPDIR, or /tmp */
+ *   log_bench [DIR] [MiB per measurement]     DIR on the disk in question, or TEST_TMPDIR, or
+ * /tmp */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"

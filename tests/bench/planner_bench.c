@@ -1,11 +1,14 @@
-/* The packing table: fill of the planner beside whole-set best-fit-decreasing and the arithmetic ceiling, and what a decision costs.
+/* The packing table: fill of the planner beside whole-set best-fit-decreasing and the arithmetic
+ * ceiling, and what a decision costs.
  *
  *   planner_bench [--json] [--samples N] [--window W] [--rate-only] [--fill-only] [--data DIR]
  *
- * Laws and lists: see laws[] and the length lists in DIR. Fill counts packs made before the end of the feed (steady state): used slots over
- * slots. Rates are decisions only, no token is touched, the best of several runs. Exits 1 where a row misses its budget: the smaller of 99.9 %
- * and the ceiling less 0.05 points where the mean is below a quarter of a pack, else whole-set BFD less 0.3 points; and 20 million samples a
- * second on the log-normal law. One thread, floating point only for making lengths. */
+ * Laws and lists: see laws[] and the length lists in DIR. Fill counts packs made before the end of
+ * the feed (steady state): used slots over slots. Rates are decisions only, no token is touched,
+ * the best of several runs. Exits 1 where a row misses its budget: the smaller of 99.9 % and the
+ * ceiling less 0.05 points where the mean is below a quarter of a pack, else whole-set BFD less 0.3
+ * points; and 20 million samples a second on the log-normal law. One thread, floating point only
+ * for making lengths. */
 #include "base/check.h"
 #include "packer/offline.h"
 #include "packer/planner.h"

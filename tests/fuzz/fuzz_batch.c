@@ -1,6 +1,7 @@
 /* The client's receiver of batches on anything: header bytes, then payload bytes, from the input.
  *
- * Bytes 0 and 1: length of the header; the rest of the input is the payload, as often as it takes. */
+ * Bytes 0 and 1: length of the header; the rest of the input is the payload, as often as it
+ * takes. */
 #include "client/lib_batch.h"
 
 #include "base/check.h"

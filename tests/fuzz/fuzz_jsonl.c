@@ -1,7 +1,8 @@
-/* The record reader on anything: a sample that keeps its promises, nothing, or an error with a text.
+/* The record reader on anything: a sample that keeps its promises, nothing, or an error with a
+ * text.
  *
- * Byte 0 chooses the field option; each further line is one record of the same reader. Bytes from 128
- * on stand for fragments of records, so that random input gets past the JSON parser. */
+ * Byte 0 chooses the field option; each further line is one record of the same reader. Bytes from
+ * 128 on stand for fragments of records, so that random input gets past the JSON parser. */
 #include "client/reader_record.h"
 
 #include "base/check.h"

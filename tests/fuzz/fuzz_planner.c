@@ -1,8 +1,10 @@
 /* Fuzz target: the planner's inputs. The first byte chooses one of two doors.
  *
- *   even   bytes make rules, heads, records and a rhythm of calls (with restarts); the packs must keep every property, whatever the
- *          rhythm, and the plain model must agree where the case is small
- *   odd    bytes are a snapshot to restore: refused, or a planner that can go on and be saved again */
+ *   even   bytes make rules, heads, records and a rhythm of calls (with restarts); the packs must
+ *          keep every property, whatever the rhythm, and the plain model must agree where the
+ *          case is small
+ *   odd    bytes are a snapshot to restore: refused, or a planner that can go on and be saved
+ *          again */
 #include "base/check.h"
 #include "tests/model/planner_case.h"
 
@@ -69,7 +71,8 @@ static void restore_bytes(const uint8_t *data, size_t size)
     pd_planner_free(planner);
 }
 
-/* A real snapshot with a few bytes changed: it gets past the first checks far more often than random bytes do. */
+/* A real snapshot with a few bytes changed: it gets past the first checks far more often than
+ * random bytes do. */
 static void restore_damaged(const uint8_t *data, size_t size)
 {
     struct chance chance = chance_of_bytes(data, size);

@@ -1,6 +1,6 @@
-/* How fast the CPU validates: tokens per second of the probe on one core, by segment length and mask,
- * and the self-test's time. Each figure is the best of five rounds of at least a tenth of a second of
- * the thread's own CPU time, so that other load on the machine counts little. */
+/* How fast the CPU validates: tokens per second of the probe on one core, by segment length and
+ * mask, and the self-test's time. Each figure is the best of five rounds of at least a tenth of a
+ * second of the thread's own CPU time, so that other load on the machine counts little. */
 #include "gpu/cpu_levels.h"
 #include "gpu/probe_cases.h"
 #include "gpu/validator.h"

@@ -1,4 +1,5 @@
-/* Random planner inputs and ways to run them: shared by the model test and the fuzzer. Tests only. */
+/* Random planner inputs and ways to run them: shared by the model test and the fuzzer. Tests
+ * only. */
 #ifndef PD_TESTS_MODEL_PLANNER_CASE_H
 #define PD_TESTS_MODEL_PLANNER_CASE_H
 
@@ -53,7 +54,8 @@ struct packs case_model(const struct planner_case *c, struct model_counts *count
 
 /* Where two results differ first, as text, or NULL. `places`: block and index count too. */
 const char *packs_differ(const struct packs *a, const struct packs *b, bool places);
-/* The first broken property of a run on its own (caps, alignment, parts, age, conservation), or NULL. */
+/* The first broken property of a run on its own (caps, alignment, parts, age, conservation), or
+ * NULL. */
 const char *packs_unsound(const struct planner_case *c, const struct packs *packs);
 
 #endif

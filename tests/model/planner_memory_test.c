@@ -1,6 +1,8 @@
-/* The planner's memory is O(W + L + shuffle buffer + lanes): flat however many samples pass through it, and no larger than those terms.
+/* The planner's memory is O(W + L + shuffle buffer + lanes): flat however many samples pass through
+ * it, and no larger than those terms.
  *
- * Counts the heap's bytes in use, at the start and ever after. PD_SAMPLES sets how many samples (2 million by default; 1.7 * 10^8 in the long run, of which the first shape takes 10^8). */
+ * Counts the heap's bytes in use, at the start and ever after. PD_SAMPLES sets how many samples (2
+ * million by default; 1.7 * 10^8 in the long run, of which the first shape takes 10^8). */
 #include "base/check.h"
 #include "packer/planner.h"
 
@@ -11,7 +13,8 @@
 #define SPAN 1024
 #define ENTRY_BYTES_MAX 160 /* per sample in the window or the buffer, all structures together */
 
-/* An endless lane made on the fly: block n holds SPAN heads of random length; every 4,096th is far too long. */
+/* An endless lane made on the fly: block n holds SPAN heads of random length; every 4,096th is far
+ * too long. */
 struct endless {
     struct pd_head heads[SPAN];
     uint64_t blocks; /* that exist */

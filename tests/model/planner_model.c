@@ -1,4 +1,5 @@
-/* The plain planner. See planner_model.h; sections follow the planner's documentation: lanes, cutting, refill, fit. */
+/* The plain planner. See planner_model.h; sections follow the planner's documentation: lanes,
+ * cutting, refill, fit. */
 #include "tests/model/planner_model_state.h"
 
 #include "base/check.h"
@@ -579,7 +580,8 @@ static bool is_of(const struct item *item, const struct pd_control *c)
     return item->s.stream == c->stream && item->s.seq == c->seq;
 }
 
-/* True when some part of the sample is in a pack already: each pass that shows up must be complete. */
+/* True when some part of the sample is in a pack already: each pass that shows up must be
+ * complete. */
 static bool partly_packed(const struct model *m, const struct pd_control *c)
 {
     for (size_t i = 0; i < m->window.count; i++) {

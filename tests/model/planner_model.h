@@ -1,6 +1,8 @@
-/* A second planner, written for plainness: arrays, linear scans, a bit per token, the whole log in sight from the start.
+/* A second planner, written for plainness: arrays, linear scans, a bit per token, the whole log in
+ * sight from the start.
  *
- * It states what the planner must do and shares no code with it beyond the public types. O(n^2) and worse; tests only. */
+ * It states what the planner must do and shares no code with it beyond the public types. O(n^2) and
+ * worse; tests only. */
 #ifndef PD_TESTS_MODEL_PLANNER_MODEL_H
 #define PD_TESTS_MODEL_PLANNER_MODEL_H
 
@@ -8,7 +10,8 @@
 
 #include <stddef.h>
 
-/* One record of the log: a block of heads for a lane, or a control record. Its place is its number + 1. */
+/* One record of the log: a block of heads for a lane, or a control record. Its place is its number
+ * + 1. */
 struct model_record {
     bool is_control;
     struct pd_control control;
@@ -28,7 +31,8 @@ struct model *model_new(const struct pd_rules *rules, const struct model_log *lo
 void model_free(struct model *model);
 /* Like pd_planner_next: 0, PD_EAGAIN or PD_EEND. *lane is the lane waited for. */
 int model_next(struct model *model, struct pd_pack *pack, uint32_t *lane);
-/* Counts that conservation needs: samples left out, and samples and parts still in window, buffer and pending. */
+/* Counts that conservation needs: samples left out, and samples and parts still in window, buffer
+ * and pending. */
 struct model_counts {
     uint64_t rejected, skipped, truncated, split;
 };

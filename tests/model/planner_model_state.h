@@ -1,4 +1,5 @@
-/* What the two halves of the plain planner share: planner_model.c (lanes, cutting, refill) and planner_model_fit.c (the fit). */
+/* What the two halves of the plain planner share: planner_model.c (lanes, cutting, refill) and
+ * planner_model_fit.c (the fit). */
 #ifndef PD_TESTS_MODEL_PLANNER_MODEL_STATE_H
 #define PD_TESTS_MODEL_PLANNER_MODEL_STATE_H
 

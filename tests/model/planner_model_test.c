@@ -1,5 +1,5 @@
-/* The planner against the plain one, and against itself: other block boundaries, other rhythms of calls, save and restore at any
- * point. Seeds are printed; PD_SEED runs one, PD_CASES that many. */
+/* The planner against the plain one, and against itself: other block boundaries, other rhythms of
+ * calls, save and restore at any point. Seeds are printed; PD_SEED runs one, PD_CASES that many. */
 #include "base/check.h"
 #include "tests/model/planner_case.h"
 

@@ -305,7 +305,7 @@ static void test_sample_limit(void **state)
     }
 }
 
-static void test_not_offered(void **state)
+static void test_keys_of_feeds(void **state)
 {
     (void)state;
     accepted("feeds: [{balance: cost}]\n");
@@ -314,7 +314,7 @@ static void test_not_offered(void **state)
     refused("feeds: [{sources: {web: {weight: 1}}, drop_views: {libero: [top]}}]\n", PD_EINVAL,
             "libero");
     accepted("validate: {backend: cuda}\n");
-    refused("feeds: [{merge: ordered, streams: [a], epochs: 2}]\n", PD_EUNSUPPORTED, "epochs: 1");
+    refused("feeds: [{merge: ordered, streams: [a], epochs: 2}]\n", PD_EINVAL, "epochs: 1");
 }
 
 static void test_failure_changes_nothing(void **state)
@@ -494,7 +494,7 @@ int main(void)
         cmocka_unit_test(test_places_and_suggestions),
         cmocka_unit_test(test_rules_across_keys),
         cmocka_unit_test(test_sample_limit),
-        cmocka_unit_test(test_not_offered),
+        cmocka_unit_test(test_keys_of_feeds),
         cmocka_unit_test(test_failure_changes_nothing),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_digest),

@@ -282,7 +282,8 @@ static void test_head_moves_a_token(void **unused)
     forged_fini(&f);
 }
 
-/* Head, plan and chain agree about a wrong length: the bytes no longer have the digest of the door. */
+/* Head, plan and chain agree about a wrong length: the bytes no longer have the digest of the
+ * door. */
 static void test_everything_moves_a_token(void **unused)
 {
     (void)unused;

@@ -54,8 +54,7 @@ static void small_batch_init(struct small_batch *b)
         .number = 11, .segments = b->segments, .segment_count = 2, .used_slots = 32};
     const struct pd_pack *rows[2] = {&b->pack, NULL};
     struct pd_error error;
-    struct pd_layout_input input = {
-        .rules = &b->rules, .rows = rows, .row_count = 2, .width = 32};
+    struct pd_layout_input input = {.rules = &b->rules, .rows = rows, .row_count = 2, .width = 32};
     assert_int_equal(pd_layout_measure(&input, &b->batch, &error), 0);
     b->step.sums.real_tokens = 1234;
     b->step.sums.loss_tokens = 1000;

@@ -1,5 +1,5 @@
-/* Images and tensors from plan to batch: what pruning, cutting, slicing and laying out make of random
- * samples, against a model that looks at every token and every element by itself.
+/* Images and tensors from plan to batch: what pruning, cutting, slicing and laying out make of
+ * random samples, against a model that looks at every token and every element by itself.
  *
  * The property above all: a span is never split, and never separated from its patches, whatever the
  * policy, the rule and the caps (media_elements fails where one is). */
@@ -140,7 +140,8 @@ static void encode_packs(const struct media_case *c, struct pd_buf *buf)
     assert_false(buf->failed);
 }
 
-/* Rules, counts and the sample that is being split survive a snapshot; packs survive their encoding. */
+/* Rules, counts and the sample that is being split survive a snapshot; packs survive their
+ * encoding. */
 static void test_snapshots(void **state)
 {
     (void)state;
@@ -183,8 +184,8 @@ static void expect_tokens(const struct media_case *c, const struct at *at)
         EXPECT(tokens[at->position + i] == s->tokens[list[i]]);
 }
 
-/* M-RoPE token by token: a token of a span knows its frame, row and column; all that matters of what
- * lies before is the largest position there. */
+/* M-RoPE token by token: a token of a span knows its frame, row and column; all that matters of
+ * what lies before is the largest position there. */
 static void expect_mrope(const struct media_case *c, const struct at *at)
 {
     const struct media_sample *s = &c->samples[at->segment->seq];
@@ -362,8 +363,8 @@ static void test_batches(void **state)
 
 /* ---- one byte changed ---- */
 
-/* Whether a change of this array's bytes is for the check to find: a tensor's own bytes are compared
- * with the log by the server. */
+/* Whether a change of this array's bytes is for the check to find: a tensor's own bytes are
+ * compared with the log by the server. */
 static bool is_checked(const struct media_case *c, const struct pd_array *array)
 {
     for (uint32_t t = 0; t < MEDIA_TENSORS; t++)

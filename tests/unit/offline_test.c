@@ -1,4 +1,5 @@
-/* Whole-set packing and its bounds: against brute force on tiny sets, and the reference figures of the length lists. */
+/* Whole-set packing and its bounds: against brute force on tiny sets, and the reference figures of
+ * the length lists. */
 #include "packer/offline.h"
 #include "tests/unit/planner_feed.h"
 

@@ -1,4 +1,5 @@
-/* A small feed for planner tests: lanes in memory, one place counter, the planner under test. Tests only. */
+/* A small feed for planner tests: lanes in memory, one place counter, the planner under test. Tests
+ * only. */
 #ifndef PD_TESTS_UNIT_PLANNER_FEED_H
 #define PD_TESTS_UNIT_PLANNER_FEED_H
 
@@ -27,7 +28,8 @@ struct feed {
 struct pd_rules feed_rules(void);
 void feed_init(struct feed *feed, const struct pd_rules *rules);
 void feed_fini(struct feed *feed);
-/* One head of a block of its own; stream = lane. Returns it for more settings, valid until the next push to the lane. */
+/* One head of a block of its own; stream = lane. Returns it for more settings, valid until the next
+ * push to the lane. */
 struct pd_head *feed_push(struct feed *feed, uint32_t lane, uint32_t length_tokens);
 int feed_tell(struct feed *feed, struct pd_control control); /* sets `at` */
 int feed_flush(struct feed *feed, uint64_t packs);

@@ -1,6 +1,8 @@
-/* Every allocation of the planner fails once: the call says PD_ENOMEM, nothing leaks, and without a failure the run succeeds.
+/* Every allocation of the planner fails once: the call says PD_ENOMEM, nothing leaks, and without a
+ * failure the run succeeds.
  *
- * malloc and its kin are replaced in this binary; under a sanitizer, which replaces them too, the test says so and passes. */
+ * malloc and its kin are replaced in this binary; under a sanitizer, which replaces them too, the
+ * test says so and passes. */
 #include "packer/planner.h"
 
 #include <setjmp.h>

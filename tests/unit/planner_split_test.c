@@ -1,4 +1,5 @@
-/* Samples longer than a pack: parts that keep order and predict each target once, cuts that leave media whole. */
+/* Samples longer than a pack: parts that keep order and predict each target once, cuts that leave
+ * media whole. */
 #include "tests/unit/planner_feed.h"
 
 #include <setjmp.h>

@@ -1,4 +1,5 @@
-/* The planner's rules one by one: lengths at the edge, ends, flushes, lanes, changes, shuffle, splits, snapshots. */
+/* The planner's rules one by one: lengths at the edge, ends, flushes, lanes, changes, shuffle,
+ * splits, snapshots. */
 #include "tests/unit/planner_feed.h"
 
 #include <setjmp.h>
@@ -307,7 +308,8 @@ static void count_slots(const struct pd_pack *pack, uint64_t *slots)
         slots[pack->segments[i].stream] += pack->segments[i].slot_tokens;
 }
 
-/* 99 of 100 arrivals are of lane 1, yet lane 0 has 7 tenths of the slots while it lasts; then it is waited for, by name. */
+/* 99 of 100 arrivals are of lane 1, yet lane 0 has 7 tenths of the slots while it lasts; then it is
+ * waited for, by name. */
 static void test_busy_lane_neither_starves_nor_floods(void **state)
 {
     struct pd_rules rules = two_lanes(7, 3);

@@ -65,8 +65,8 @@ static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
     s->next_seq[stream] += event->count;
 }
 
-/* Samples to leave out, or other weights: only where the horizon does not matter, as they act behind
- * it. */
+/* Samples to leave out, or other weights: only where the horizon does not matter, as they act
+ * behind it. */
 static void add_change(struct scenario *s, uint64_t *random, bool sources)
 {
     uint32_t stream = seq_below(random, 3);

@@ -1,5 +1,6 @@
-/* Space and liveness: who may add to a log that runs full, and that nothing of it ends in a silence:
- * lanes that run ahead, sources that are missing, windows, steps and commits larger than the log. */
+/* Space and liveness: who may add to a log that runs full, and that nothing of it ends in a
+ * silence: lanes that run ahead, sources that are missing, windows, steps and commits larger than
+ * the log. */
 #include "tests/unit/sequencer_case.h"
 
 #include <setjmp.h>
@@ -139,8 +140,8 @@ static uint64_t train(struct seq_case *c, struct trainer *trainer)
     return steps - before;
 }
 
-/* One source fills its part of the log and is told so; the one that is missing is named, has its room,
- * and when it comes everything goes on. */
+/* One source fills its part of the log and is told so; the one that is missing is named, has its
+ * room, and when it comes everything goes on. */
 static void missing_lane(struct seq_case *c, const char *dir, const char *const names[2],
                          const char *const sources[2])
 {
@@ -398,8 +399,8 @@ static struct pd_job_status job_status(struct seq_case *c, const char *name)
     return copy;
 }
 
-/* A job that nobody uses any more lets the log go, by a record; one that fetches does not; and it holds
- * again when it comes back. */
+/* A job that nobody uses any more lets the log go, by a record; one that fetches does not; and it
+ * holds again when it comes back. */
 static void test_idle_release(void **unused)
 {
     (void)unused;

@@ -244,6 +244,128 @@ static void test_retained_too_much(void **unused)
     seq_finish(&c);
 }
 
+/* Pushes until the door closes or a commit is due; whether it is. */
+static bool push_until(struct seq_case *c, struct seq_stream *a, struct trainer *trainer,
+                       uint64_t commit_step, uint64_t *seq, uint64_t *random)
+{
+    const char *why;
+    while (trainer->next <= commit_step &&
+           pd_sequencer_accepts(c->seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(c, a, seq, random);
+        train(c, trainer, false);
+    }
+    return trainer->next > commit_step;
+}
+
+/* A trainer that commits by its own clock, whatever it is told, and three commits of which the log
+ * has room for two: it never waits, the oldest gives way, the others can be gone back to. */
+static void test_retained_give_way(void **unused)
+{
+    (void)unused;
+    enum { EVERY = 150 };
+    struct seq_case c;
+    struct trainer trainer;
+    uint64_t random = SEED, seq = 0, commits[3] = {0}, next_commit = EVERY;
+    uint32_t closed = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "giveway");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    while (trainer.next < 12 * EVERY) {
+        if (push_until(&c, &a, &trainer, next_commit, &seq, &random)) {
+            memmove(commits, commits + 1, 2 * sizeof *commits);
+            commits[2] = next_commit;
+            next_commit += EVERY;
+            commit_at(&c, "train", commits[2]);
+            continue;
+        }
+        const char *why;
+        settle(&c);
+        assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
+        assert_true(c.serve.jobs[0].lowest_step > commits[0]);
+        assert_true(c.serve.jobs[0].lowest_step <= commits[1] + 1);
+        check_held(&c);
+        closed++;
+    }
+    assert_true(closed > 4);
+    assert_true(seq * 350 * 4 > 3ull * LOG_BYTES);
+    seq_finish(&c);
+}
+
+/* A world that has gone back to a retained commit holds it until it has received what follows. */
+static void test_gone_back(void **unused)
+{
+    (void)unused;
+    enum { FIRST = 100, SECOND = 250 };
+    struct seq_case c;
+    struct trainer trainer;
+    const char *why;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "goneback");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    assert_true(push_until(&c, &a, &trainer, FIRST, &seq, &random));
+    commit_at(&c, "train", FIRST);
+    assert_true(push_until(&c, &a, &trainer, SECOND, &seq, &random));
+    commit_at(&c, "train", SECOND);
+    trainer.open = seq_job_request("feed0", "train", 4, 2, 1, "w2");
+    trainer.open.has_resume_step = true;
+    trainer.open.resume_step = FIRST;
+    assert_int_equal(seq_call(&c, &trainer.open.base), 0);
+    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS)
+        push_block(&c, &a, &seq, &random);
+    settle(&c);
+    assert_true(c.serve.jobs[0].lowest_step <= FIRST + 1);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
+    train(&c, &trainer, false);
+    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(&c, &a, &seq, &random);
+        train(&c, &trainer, false);
+    }
+    settle(&c);
+    assert_true(c.serve.jobs[0].lowest_step > FIRST + 1);
+    assert_true(c.serve.jobs[0].lowest_step <= SECOND + 1);
+    check_held(&c);
+    seq_finish(&c);
+}
+
+/* After a restart nobody knows what a job has received: its commit is asked for all the same. */
+static void test_stall_restart(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct trainer trainer;
+    struct pd_stall stall;
+    const char *why;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "stallrestart");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(&c, &a, &seq, &random);
+        train(&c, &trainer, false);
+    }
+    seq_case_stop(&c);
+    seq_start(&c);
+    struct pd_request_open_job open = seq_job_request("feed0", "train", 4, 2, 1, "w");
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    settle(&c);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
+    assert_true(pd_sequencer_stall(c.seq, 0, &stall));
+    assert_string_equal(stall.job, "train");
+    commit_at_end(&c, &trainer);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
+    seq_finish(&c);
+}
+
 /* Who holds what. */
 static void test_holders(void **unused)
 {
@@ -424,8 +546,8 @@ static struct pd_request_open_job reopen(struct seq_case *c, uint32_t dp_size, c
     return open;
 }
 
-/* Another P, at the last commit and asked for: steps keep their numbers, packs go on where they were,
- * and nothing before that can be gone back to; through a restart. */
+/* Another P, at the last commit and asked for: steps keep their numbers, packs go on where they
+ * were, and nothing before that can be gone back to; through a restart. */
 static void test_regroup(void **unused)
 {
     (void)unused;
@@ -525,6 +647,9 @@ int main(void)
         cmocka_unit_test(test_lanes),
         cmocka_unit_test(test_shuffled),
         cmocka_unit_test(test_retained_too_much),
+        cmocka_unit_test(test_retained_give_way),
+        cmocka_unit_test(test_gone_back),
+        cmocka_unit_test(test_stall_restart),
         cmocka_unit_test(test_regroup),
         cmocka_unit_test(test_regroup_balanced),
     };

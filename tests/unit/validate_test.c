@@ -107,12 +107,9 @@ static void test_faults_are_found(void **state)
         int32_t value;
         const char *kind;
     } faults[] = {
-        {"cu_seqlens", 1, 41, "probe_foreign"},
-        {"cu_seqlens", 1, 39, "probe_"},
-        {"cu_seqlens", 2, 63, "probe_uncovered"},
-        {"cu_seqlens", 2, 1000, "probe_bounds"},
-        {"positions", 41, 40, "probe_count"},
-        {"segment_ids", 50, 1, "probe_"},
+        {"cu_seqlens", 1, 41, "probe_foreign"},   {"cu_seqlens", 1, 39, "probe_"},
+        {"cu_seqlens", 2, 63, "probe_uncovered"}, {"cu_seqlens", 2, 1000, "probe_bounds"},
+        {"positions", 41, 40, "probe_count"},     {"segment_ids", 50, 1, "probe_"},
         {"seq_lens", 0, 39, "probe_length"},
     };
     struct pd_config config = config_of("cpu", 1);
@@ -297,8 +294,10 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good_batches_pass), cmocka_unit_test(test_faults_are_found),
-        cmocka_unit_test(test_fraction),          cmocka_unit_test(test_many_callers),
+        cmocka_unit_test(test_good_batches_pass),
+        cmocka_unit_test(test_faults_are_found),
+        cmocka_unit_test(test_fraction),
+        cmocka_unit_test(test_many_callers),
         cmocka_unit_test(test_a_failed_self_test_stops_everything),
         cmocka_unit_test(test_stop_at_once),
     };

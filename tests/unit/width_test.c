@@ -26,7 +26,8 @@ static void test_dynamic_width(void **state)
     /* 60^2 + 40^2 + 90^2 + 10^2 + 100^2 = 23,400 of 3 * 200^2 = 120,000 */
     assert_int_equal(report.varlen_saving_ppm, 805000);
     assert_true(report.varlen);
-    assert_string_equal(report.reason, "3 segments of up to 100 cost 80.5 % less than 3 rows of 200");
+    assert_string_equal(report.reason,
+                        "3 segments of up to 100 cost 80.5 % less than 3 rows of 200");
     pd_width_report_make(&rules, 0, (struct pd_cost){0, 1}, &batch, rows, &report);
     assert_int_equal(report.bound_tokens, 400);
     assert_int_equal(report.saved_positions, 900);
