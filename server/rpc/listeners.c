@@ -117,7 +117,8 @@ static int tls_credentials(struct pd_rpc *rpc, enum pd_door door, grpc_server_cr
 static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
                     struct pd_error *error)
 {
-    bool tls = pd_config_has_tls(rpc->options.config) && door != PD_DOOR_HEALTH && !is_unix(address);
+    bool tls =
+        pd_config_has_tls(rpc->options.config) && door != PD_DOOR_HEALTH && !is_unix(address);
     grpc_server_credentials *credentials = NULL;
     int rc = tls ? tls_credentials(rpc, door, &credentials, error) : 0;
     if (rc != 0)

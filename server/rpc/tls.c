@@ -114,8 +114,8 @@ static uint64_t digest_of(const struct pem_files *files)
 
 /* ---- what gRPC asks ---- */
 
-static grpc_ssl_certificate_config_reload_status
-look(struct pd_tls *tls, grpc_ssl_server_certificate_config **out)
+static grpc_ssl_certificate_config_reload_status look(struct pd_tls *tls,
+                                                      grpc_ssl_server_certificate_config **out)
 {
     struct pem_files files = {0};
     struct pd_error error = {0};
@@ -134,8 +134,8 @@ look(struct pd_tls *tls, grpc_ssl_server_certificate_config **out)
     const grpc_ssl_pem_key_cert_pair pair = {.private_key = files.key, .cert_chain = files.cert};
     /* gRPC insists on authorities; where clients are asked for no certificate none is held against
      * them, and the server's own stands in. */
-    *out = grpc_ssl_server_certificate_config_create(
-        files.client_ca ? files.client_ca : files.cert, &pair, 1);
+    *out = grpc_ssl_server_certificate_config_create(files.client_ca ? files.client_ca : files.cert,
+                                                     &pair, 1);
     tls->digest = digest;
     free_files(&files);
     if (!first)
@@ -160,9 +160,8 @@ static grpc_ssl_client_certificate_request_type request_type(const struct pd_con
 {
     if (!*config->tls_client_ca)
         return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    return config->tls_client_optional
-               ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
-               : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+    return config->tls_client_optional ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                                       : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
 }
 
 grpc_server_credentials *pd_tls_credentials(struct pd_tls *tls)
