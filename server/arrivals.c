@@ -17,12 +17,13 @@ static void thin(struct pd_arrivals *arrivals)
 
 void pd_arrivals_note(struct pd_arrivals *arrivals, uint64_t position, uint64_t wall_ns)
 {
-    uint32_t count = arrivals->count;
     if (arrivals->interval_ns == 0)
         arrivals->interval_ns = INTERVAL_MIN_NS;
+    while (arrivals->count > 0 && arrivals->marks[arrivals->count - 1].position >= position)
+        arrivals->count--; /* of a group that was undone: those positions are given anew */
+    uint32_t count = arrivals->count;
     if (count > 0 && wall_ns < arrivals->marks[count - 1].wall_ns + arrivals->interval_ns)
         return;
-    PD_CHECK(count == 0 || position > arrivals->marks[count - 1].position);
     if (count == PD_ARRIVALS_MAX)
         thin(arrivals);
     arrivals->marks[arrivals->count].position = position;

@@ -16,7 +16,7 @@ struct pd_arrivals {
     uint64_t interval_ns;
 };
 
-/* `position` is above all before it. */
+/* Marks at or above `position`, of a group that was undone, go. */
 void pd_arrivals_note(struct pd_arrivals *arrivals, uint64_t position, uint64_t wall_ns);
 /* When the last mark at or below `position` was set; 0: none is. */
 uint64_t pd_arrivals_time(const struct pd_arrivals *arrivals, uint64_t position);

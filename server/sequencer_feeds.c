@@ -305,10 +305,7 @@ uint64_t pd_seq_waited_pack(const struct pd_seq_feed *feed)
         if (job->deleted || job->released || job->spec.kind != PD_JOB_TRAINER)
             continue;
         struct pd_job_steps steps = pd_seq_job_steps(feed, job);
-        uint64_t step = job->delivered;
-        if (!job->delivered_known && feed->packs > job->first_pack)
-            step = pd_job_steps_planned(&steps, feed->packs, false);
-        uint64_t end = pd_job_step_end(&steps, step);
+        uint64_t end = pd_job_step_end(&steps, pd_seq_job_reached(feed, job));
         if (end > feed->packs && (earliest == 0 || end < earliest))
             earliest = end;
     }

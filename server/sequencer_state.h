@@ -496,6 +496,9 @@ int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t
 uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The first step that a commit could still be for: behind the last one, and what is left out. */
 uint64_t pd_seq_job_done(const struct pd_seq_job *job);
+/* Next step after the last one its ranks may have: until one is delivered after a restart, every
+ * planned one counts. */
+uint64_t pd_seq_job_reached(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The lowest step of the job that is still in the log. */
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The trainer that holds most; NULL: none. */

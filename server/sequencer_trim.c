@@ -136,6 +136,14 @@ uint64_t pd_seq_job_done(const struct pd_seq_job *job)
     return pd_step_ranges_pass(&job->skipped, job->committed);
 }
 
+uint64_t pd_seq_job_reached(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+{
+    if (job->delivered_known || feed->packs <= job->first_pack)
+        return job->delivered;
+    struct pd_job_steps steps = pd_seq_job_steps(feed, job);
+    return pd_job_steps_planned(&steps, feed->packs, false);
+}
+
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
 {
     struct pd_job_steps steps = pd_seq_job_steps(feed, job);
@@ -364,7 +372,7 @@ bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     const char *awaited = awaited_job(feed);
     *stall = (struct pd_stall){0};
     if (feed->trimming ||
-        (!awaited && (!job || job->delivered <= pd_seq_job_floor_step(feed, job))))
+        (!awaited && (!job || pd_seq_job_reached(feed, job) <= pd_seq_job_floor_step(feed, job))))
         return false;
     snprintf(stall->feed, sizeof stall->feed, "%s", feed->name);
     snprintf(stall->job, sizeof stall->job, "%s", awaited ? awaited : job->spec.name);

@@ -66,6 +66,7 @@ void pd_call_unref(struct pd_call *call)
     if (call->trailing_count > 0)
         grpc_slice_unref(call->trailing.value);
     grpc_call_unref(call->call);
+    pd_peers_leave(rpc->peers, call->peer_slot);
     call->magic = 0;
     free(call);
     pd_rpc_live_add(rpc, -1);
@@ -322,6 +323,7 @@ static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
         return NULL;
     }
     call->magic = PD_CALL_MAGIC;
+    call->peer_slot = PD_NO_PEER;
     call->refs = 1;
     call->thread = thread;
     call->method = method;
@@ -340,13 +342,16 @@ static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
 }
 
 void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_method *method,
-                    const struct pd_principal_config *who)
+                    const struct pd_principal_config *who, uint32_t peer_slot)
 {
     struct pd_call *call = make_call(thread, grpc, method);
 
-    if (!call)
+    if (!call) {
+        pd_peers_leave(thread->rpc->peers, peer_slot);
         return;
+    }
     call->who = who;
+    call->peer_slot = peer_slot;
     if (method->start)
         method->start(call);
     pd_call_read(call);

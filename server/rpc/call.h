@@ -18,6 +18,7 @@
 #include "proto/packd.pb-c.h"
 #include "server/ingest/credit.h"
 #include "server/rpc/access.h"
+#include "server/rpc/peers.h"
 #include "server/rpc/rpc.h"
 
 #include <grpc/byte_buffer.h>
@@ -69,6 +70,7 @@ struct pd_call {
     struct pd_rpc_thread *thread;
     const struct pd_method *method;
     const struct pd_principal_config *who; /* NULL: nobody was asked */
+    uint32_t peer_slot;                    /* to leave by; PD_NO_PEER: not counted */
     grpc_call *call;
     struct pd_tag on_read, on_write, on_status, on_close;
     grpc_byte_buffer *incoming; /* of the read in flight */
@@ -106,6 +108,7 @@ struct pd_rpc {
     struct pd_rpc_options options;
     grpc_server *servers[PD_DOORS]; /* NULL: no such listener */
     struct pd_access *access;
+    struct pd_peers *peers;
     struct pd_rpc_thread *threads;
     uint32_t thread_count;
     char *addresses[PD_DOORS][PD_LISTEN_MAX];
@@ -146,7 +149,7 @@ extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_
 /* ---- call.c: the owner thread only, but for pd_call_post ---- */
 /* Takes the gRPC call; on failure it is cancelled. */
 void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_method *method,
-                    const struct pd_principal_config *who);
+                    const struct pd_principal_config *who, uint32_t peer_slot);
 /* Takes the gRPC call and ends it with the error, whatever its method is. */
 void pd_call_refuse(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_error *error);
 /* False: the feed is none of the caller's, and the call has failed with NOT_ALLOWED. */

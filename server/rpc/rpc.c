@@ -72,21 +72,39 @@ static void accept_free(struct accept *accept)
 
 static void accept_post(struct pd_rpc_thread *thread, enum pd_door door);
 
+static int count_peer(struct pd_rpc *rpc, grpc_call *call, uint32_t *slot, struct pd_error *error)
+{
+    const struct pd_config *config = rpc->options.config;
+    if (config->peer_calls_max == 0 && config->peer_rate_max == 0)
+        return 0;
+    char *peer = grpc_call_get_peer(call);
+    int rc = pd_peers_enter(rpc->peers, peer ? peer : "", pd_clock_mono_ns(), slot, error);
+    if (rc != 0)
+        pd_log(PD_LOG_WARN, "peer_limited", "peer=%s text=\"%s\"", peer ? peer : "?", error->text);
+    gpr_free(peer);
+    return rc;
+}
+
 /* Hands the call to its method, or ends it where its maker may not call that. */
 static void begin_call(const struct accept *accept)
 {
+    struct pd_rpc *rpc = accept->thread->rpc;
     const grpc_slice slice = accept->details.method;
     const char *path = (const char *)GRPC_SLICE_START_PTR(slice);
     const struct pd_principal_config *who;
     struct pd_error error;
-    int rc =
-        pd_access_admit(accept->thread->rpc->access, accept->door, path, GRPC_SLICE_LENGTH(slice),
-                        accept->call, &accept->metadata, &who, &error);
+    uint32_t slot = PD_NO_PEER;
+    int rc = accept->door == PD_DOOR_HEALTH ? 0 : count_peer(rpc, accept->call, &slot, &error);
     if (rc == 0)
+        rc = pd_access_admit(rpc->access, accept->door, path, GRPC_SLICE_LENGTH(slice),
+                             accept->call, &accept->metadata, &who, &error);
+    if (rc == 0) {
         pd_call_accept(accept->thread, accept->call, pd_method_find(path, GRPC_SLICE_LENGTH(slice)),
-                       who);
-    else
-        pd_call_refuse(accept->thread, accept->call, &error);
+                       who, slot);
+        return;
+    }
+    pd_peers_leave(rpc->peers, slot);
+    pd_call_refuse(accept->thread, accept->call, &error);
 }
 
 static void on_accept(struct pd_tag *tag, bool ok)
@@ -315,6 +333,9 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     grpc_init();
     int rc = pd_access_new(options->config, &rpc->access, error);
     if (rc == 0)
+        rc = pd_peers_new(options->config->peer_calls_max, options->config->peer_rate_max,
+                          &rpc->peers, error);
+    if (rc == 0)
         rc = pd_listeners_make(rpc, error);
     if (rc == 0)
         rc = make_threads(rpc, error);
@@ -491,6 +512,7 @@ void pd_rpc_free(struct pd_rpc *rpc)
             free(rpc->addresses[door][i]);
     free(rpc->threads);
     pd_access_free(rpc->access);
+    pd_peers_free(rpc->peers);
     (void)pthread_cond_destroy(&rpc->changed);
     (void)pthread_mutex_destroy(&rpc->lock);
     free(rpc);

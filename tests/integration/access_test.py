@@ -287,6 +287,28 @@ class PrincipalTest(Case):
             self.assertIn(word, str(caught.exception))
 
 
+class PeerTest(Case):
+    def test_one_host_may_have_so_many_calls(self):
+        with harness.Daemon(extra={"limits": {"peer_calls": 3}, "listen_health": ["127.0.0.1:0"]}) as packd, channel(packd.address) as made:
+            pushes = [peer.Push(packd.address, stream=f"s{i}") for i in range(3)]
+            for one in pushes:
+                one.welcome()
+            self.assertEqual(code_of(lambda: open_job(made)), CODE.RESOURCE_EXHAUSTED)
+            self.assertRegex(packd.log(), r"peer_limited peer=ipv4:127.0.0.1:\d+ .*peer_calls is 3")
+            with channel(self.ports(packd)["health"][0]) as health:
+                self.assertEqual(code_of(lambda: healthy(health)), CODE.OK, "probes are not counted")
+            pushes[0].close()
+            harness.wait_for("a place is free again", lambda: code_of(lambda: open_job(made)) == CODE.OK)
+            for one in pushes[1:]:
+                one.close()
+
+    def test_one_host_may_begin_so_many_calls_a_second(self):
+        with harness.Daemon(extra={"limits": {"peer_rate": 20}}) as packd, channel(packd.address) as made:
+            codes = [code_of(lambda: healthy(made)) for _ in range(400)]
+            self.assertEqual(set(codes), {CODE.OK, CODE.RESOURCE_EXHAUSTED})
+            harness.wait_for("the next second", lambda: code_of(lambda: healthy(made)) == CODE.OK)
+
+
 class DoorTest(Case):
     def test_admin_and_health_have_addresses_of_their_own(self):
         with harness.Daemon(extra={"listen_admin": ["127.0.0.1:0"], "listen_health": ["127.0.0.1:0"]}) as packd:

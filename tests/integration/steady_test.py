@@ -18,7 +18,7 @@ import peer
 from peer import pb
 
 FULL = os.environ.get("PACKD_FULL") == "1"
-SAMPLES = int(os.environ.get("PACKD_STEADY_SAMPLES", 10_000_000 if FULL else 200_000))
+SAMPLES = int(os.environ.get("PACKD_STEADY_SAMPLES", 10_000_000 if FULL else 150_000))
 MIB = 1 << 20
 LOG = (512 if FULL else 24) * MIB
 SEQ_LEN, ROWS = (8192, 8) if FULL else (2048, 8)

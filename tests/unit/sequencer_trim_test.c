@@ -334,6 +334,38 @@ static void test_gone_back(void **unused)
     seq_finish(&c);
 }
 
+/* After a restart nobody knows what a job has received: its commit is asked for all the same. */
+static void test_stall_restart(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct trainer trainer;
+    struct pd_stall stall;
+    const char *why;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "stallrestart");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(&c, &a, &seq, &random);
+        train(&c, &trainer, false);
+    }
+    seq_case_stop(&c);
+    seq_start(&c);
+    struct pd_request_open_job open = seq_job_request("feed0", "train", 4, 2, 1, "w");
+    assert_int_equal(seq_call(&c, &open.base), 0);
+    settle(&c);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
+    assert_true(pd_sequencer_stall(c.seq, 0, &stall));
+    assert_string_equal(stall.job, "train");
+    commit_at_end(&c, &trainer);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
+    seq_finish(&c);
+}
+
 /* Who holds what. */
 static void test_holders(void **unused)
 {
@@ -617,6 +649,7 @@ int main(void)
         cmocka_unit_test(test_retained_too_much),
         cmocka_unit_test(test_retained_give_way),
         cmocka_unit_test(test_gone_back),
+        cmocka_unit_test(test_stall_restart),
         cmocka_unit_test(test_regroup),
         cmocka_unit_test(test_regroup_balanced),
     };
