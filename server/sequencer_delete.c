@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/serve_view.h"
 
 #include <stdlib.h>
 

@@ -85,9 +85,12 @@ class Demo:
     def path(self, name):
         return os.path.join(self.scratch, name)
 
+    def feeds(self):
+        return [{"name": "default", "seq_len": self.options.seq_len, "over_length": "split"}]
+
     def start_packd(self):
         with open(self.path("packd.yaml"), "w") as file:
-            json.dump({"feeds": [{"name": "default", "seq_len": self.options.seq_len, "over_length": "split"}]}, file)
+            json.dump({"feeds": self.feeds()}, file)
         ports = self.path("ports.json")
         self.packd = subprocess.Popen(
             [PACKD, "--config", self.path("packd.yaml"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
@@ -154,11 +157,14 @@ class Demo:
         tell("auditing every fetched batch ...")
         counted = self.audit()
         status = self.packctl("status")
+        self.stop_packd()
+        return self.judge(pushed, counted, status, seconds)
+
+    def stop_packd(self):
         self.packd.terminate()
         if self.packd.wait(60) != 0:
             raise Failed(f"packd did not stop cleanly:\n{self.tail()}")
         tell("")
-        return self.judge(pushed, counted, status, seconds)
 
     def judge(self, pushed, counted, status, seconds):
         length = self.options.seq_len
@@ -181,8 +187,13 @@ class Demo:
         }
 
 
+def colours():
+    """Bold, green, red and off, or nothing where nobody sees colours."""
+    return ("\033[1m", "\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("",) * 4
+
+
 def table(result):
-    bold, green, red, off = ("\033[1m", "\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("",) * 4
+    bold, green, red, off = colours()
     verdict = lambda ok, yes, no: f"{green}{yes}{off}" if ok else f"{red}{no}{off}"  # noqa: E731
     rows = [
         ("samples pushed", f"{result['samples']:,}"),
@@ -202,6 +213,16 @@ def table(result):
     return "\n".join(f"  {name:<{width}}   {value}" for name, value in rows)
 
 
+def run(demo):
+    """What the demo found; ends the program, saying why, where it cannot go on."""
+    try:
+        return demo.run()
+    except (Failed, subprocess.TimeoutExpired) as failed:
+        tell("")
+        print(f"demo: {failed}", file=sys.stderr)
+        sys.exit(1)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__)
     parser.add_argument("--json", action="store_true")
@@ -214,16 +235,7 @@ def main():
         options.source = os.path.join(options.start, options.source)
         if not os.path.exists(options.source):
             parser.error(f"there is no file or directory '{options.source}'")
-    try:
-        result = Demo(options).run()
-    except Failed as failed:
-        tell("")
-        print(f"demo: {failed}", file=sys.stderr)
-        sys.exit(1)
-    except subprocess.TimeoutExpired as late:
-        tell("")
-        print(f"demo: {late}", file=sys.stderr)
-        sys.exit(1)
+    result = run(Demo(options))
     print(json.dumps(result) if options.json else table(result))
     sys.exit(0 if result["exactly_once"] and result["daemon_agrees"] else 1)
 

@@ -31,7 +31,7 @@ _errors = [Error, AlreadyExists, Closed, DataLoss, Denied, EndOfFeed, Fenced, Fo
            Unavailable, Unsupported]
 __all__ = ["Batch", "Job", "Producer", "Sample", "Samples", "Span", "Tensor", *(kind.__name__ for kind in _errors)]
 
-_MODULES = ("adapters", "readers", "testing", "torch", "verify")
+_MODULES = ("adapters", "readers", "readers_lerobot", "testing", "torch", "verify")
 
 
 def __getattr__(name: str) -> Any:
