@@ -5,6 +5,7 @@
 
 #include "server/collect.h"
 #include "server/history.h"
+#include "server/serve_view.h"
 
 #include <pthread.h>
 

@@ -32,6 +32,7 @@
 #include "server/process.h"
 #include "server/repro.h"
 #include "server/sdnotify.h"
+#include "server/serve_view.h"
 #include "server/skip_step.h"
 #include "server/steps.h"
 #include "server/validate.h"

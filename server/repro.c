@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "server/assemble.h"
+#include "server/serve_view.h"
 #include "server/step_order.h"
 
 #include <dirent.h>

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/serve_view.h"
 
 static int release(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job,
                    uint64_t silent_ns)

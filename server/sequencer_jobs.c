@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "packer/layout.h"
+#include "server/serve_view.h"
 
 #include <stdio.h>
 #include <stdlib.h>

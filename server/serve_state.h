@@ -18,8 +18,8 @@
 
 #include "server/assemble.h"
 #include "server/delivered.h"
-#include "server/serve.h"
 #include "server/serve_test.h"
+#include "server/serve_view.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

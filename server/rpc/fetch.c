@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "server/metrics.h"
+#include "server/serve_view.h"
 
 #include <inttypes.h>
 #include <string.h>

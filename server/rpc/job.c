@@ -6,6 +6,8 @@
 #include "server/rpc/job_spec.h"
 #include "server/rpc/unary.h"
 
+#include "server/serve_view.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,6 +8,8 @@
 #include "server/rpc/unary.h"
 #include "server/rpc/waiting.h"
 
+#include "server/serve_view.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -92,8 +92,10 @@ int main(int argc, char **argv)
     load.producers = (uint32_t)atoi(argv[3]);
     load.ranks = (uint32_t)atoi(argv[4]);
     load.sample_tokens = (uint32_t)atoi(argv[5]) / 4;
-    load.messages = (uint64_t)atoi(argv[6]) * (1u << 20) / LOAD_BODY_BYTES / load.producers;
-    load.bytes = load.messages * load.producers * LOAD_BODY_BYTES;
+    /* Without producers the ranks take what a former run has pushed. */
+    uint32_t shares = load.producers > 0 ? load.producers : 1;
+    load.messages = (uint64_t)atoi(argv[6]) * (1u << 20) / LOAD_BODY_BYTES / shares;
+    load.bytes = load.messages * shares * LOAD_BODY_BYTES;
     PD_CHECK(load.sample_tokens > 0 && load.messages > 0 && load.ranks > 0);
     grpc_init();
     load_fill_body(&load);

@@ -3,6 +3,7 @@
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
+#include "server/serve_view.h"
 
 #include <fcntl.h>
 #include <pthread.h>

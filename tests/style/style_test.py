@@ -1,0 +1,95 @@
+"""Rules of this tree that can be read off its files: how large they are, how they begin, which words stay out.
+
+It reads the source tree itself, found through a link in the runfiles, so it runs each time.
+"""
+
+import ast
+import os
+import re
+import unittest
+
+ROOT = os.path.dirname(os.path.realpath("README.md"))
+SKIPPED = {".git", "third_party", "__pycache__"}
+SKIPPED_AT_TOP = {"bench", "dist"}  # what bench.sh and build_wheel.sh leave
+
+C_LINES, HEADER_LINES, PYTHON_LINES, FUNCTION_LINES = 800, 150, 600, 80
+
+# Read as a whole: a contract that one would have to look up in two places, or a table.
+LONG_HEADERS = {
+    "client/include/packd.h", "packer/planner.h", "server/config.h", "server/log_writer.h", "server/metrics_table.h", "server/rpc/call.h",
+    "server/sequencer.h", "server/sequencer_state.h", "server/serve.h", "server/serve_state.h",
+}
+LONG_FILES = {"tests/unit/layout_test.c"}  # one rule after the other, each with its case
+
+FORBIDDEN = re.compile(r"\b(?:TODO|FIXME|XXX)\b|\bstub code\b|\bissue #\d+|(?<![\w.])/work/|\bpypi\.org\b|\bfiles\.pythonhosted\.org\b")
+
+
+def sources(*endings):
+    """Paths below the root with one of these endings, and their text."""
+    for folder, folders, names in os.walk(ROOT):
+        skipped = SKIPPED | SKIPPED_AT_TOP if folder == ROOT else SKIPPED
+        folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("bazel-"))
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if name.endswith(endings) and os.path.isfile(path):
+                with open(path, encoding="utf-8") as file:
+                    yield os.path.relpath(path, ROOT), file.read()
+
+
+def c_functions(text):
+    """(line, lines) of each function: from the brace in the first column to the one that closes it."""
+    start = None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line == "{":
+            start = number
+        elif line == "}" and start is not None:
+            yield start, number - start
+            start = None
+
+
+class StyleTest(unittest.TestCase):
+    def test_the_tree_is_there(self):
+        found = {path for path, _ in sources(".c", ".h", ".py", ".proto")}
+        self.assertGreater(len(found), 300)
+        self.assertLessEqual(LONG_HEADERS | LONG_FILES, found, "an exception names a file that is gone")
+
+    def test_sizes_of_c(self):
+        for path, text in sources(".c", ".cu", ".cc", ".h"):
+            header = path.endswith(".h")
+            lines = text.count("\n")
+            if path not in (LONG_HEADERS if header else LONG_FILES):
+                self.assertLessEqual(lines, HEADER_LINES if header else C_LINES, f"{path}: split it where its parts are")
+            for start, length in c_functions(text):
+                self.assertLessEqual(length, FUNCTION_LINES, f"{path}:{start}: a function that needs scrolling is two")
+
+    def test_sizes_of_python(self):
+        for path, text in sources(".py"):
+            self.assertLessEqual(text.count("\n"), PYTHON_LINES, path)
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef):
+                    self.assertLessEqual(node.end_lineno - node.lineno, FUNCTION_LINES, f"{path}:{node.lineno}: {node.name}")
+
+    def test_each_file_says_what_it_is(self):
+        for path, text in sources(".c", ".cu", ".cc", ".h"):
+            self.assertRegex(text, r"\A(/\*|//)", path)
+        for path, text in sources(".py"):
+            self.assertTrue(not text.strip() or ast.get_docstring(ast.parse(text)), f"{path}: no docstring")
+
+    def test_words(self):
+        for path, text in sources(".c", ".cu", ".cc", ".h", ".py", ".sh", ".md", ".proto", ".bzl", ".yaml", ".toml", "BUILD"):
+            if path == "tests/style/style_test.py":
+                continue
+            found = FORBIDDEN.search(text)
+            self.assertIsNone(found, f"{path}: {found and found.group()!r}")
+
+    def test_public_functions_of_the_package(self):
+        for path, text in sources(".py"):
+            if not path.startswith("client/python/packd/"):
+                continue
+            for node in ast.parse(text).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                    self.assertTrue(ast.get_docstring(node), f"{path}:{node.lineno}: {node.name} has no docstring")
+
+
+if __name__ == "__main__":
+    unittest.main()
