@@ -119,7 +119,7 @@ void pd_log(enum pd_log_level level, const char *event, const char *format, ...)
     if (dropped > 0 && used >= 0 && (size_t)used < sizeof text)
         snprintf(text + used, sizeof text - (size_t)used, " dropped_lines=%u", dropped);
     for (char *c = text; *c; c++) {
-        if (*c == '\n' || *c == '\r')
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = ' ';
     }
     char line[LINE_MAX_BYTES];

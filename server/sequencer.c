@@ -455,7 +455,9 @@ int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struc
                        struct pd_sequencer **out, struct pd_error *error)
 {
     struct pd_sequencer *seq = calloc(1, sizeof *seq);
-    if (!seq || init_lock(seq) != 0) {
+    if (!seq || pd_seq_epochs_init(seq) != 0 || init_lock(seq) != 0) {
+        if (seq)
+            free(seq->stream_epochs);
         free(seq);
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory starting the sequencer");
     }
@@ -511,6 +513,7 @@ void pd_sequencer_free(struct pd_sequencer *seq)
     pthread_mutex_destroy(&seq->stall_mutex);
     pthread_mutex_destroy(&seq->mutex);
     pthread_cond_destroy(&seq->cond);
+    free(seq->stream_epochs);
     seq->magic = 0;
     free(seq);
 }

@@ -350,6 +350,8 @@ bool pd_sequencer_feed_full(const struct pd_sequencer *sequencer, uint32_t feed_
  * full, nothing else can. Any thread. */
 bool pd_sequencer_stall(struct pd_sequencer *sequencer, uint32_t feed_index,
                         struct pd_stall *stall);
+/* False once a newer Hello has the stream, or it was deleted. Any thread. */
+bool pd_sequencer_owns(const struct pd_sequencer *sequencer, uint32_t stream_id, uint64_t epoch);
 void pd_sequencer_free(struct pd_sequencer *sequencer);
 
 #endif

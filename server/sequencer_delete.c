@@ -59,6 +59,7 @@ int pd_seq_delete_stream(struct pd_sequencer *seq, struct pd_request_delete_stre
     stream->ended = true;
     feed->announce = feed->plan_wanted = true;
     pd_seq_stream_forget(&seq->state, stream);
+    pd_seq_epochs_tell(seq);
     return pd_seq_feed_check_end(seq, feed, stream->lane, error);
 }
 
@@ -126,6 +127,7 @@ static int replace(struct pd_sequencer *seq, struct pd_seq_feed *old, struct pd_
     struct pd_seq_feed *feed = NULL;
     uint32_t index = old->index;
     pd_seq_streams_forget(&seq->state, old->number);
+    pd_seq_epochs_tell(seq);
     int rc = delete_rows(seq, old, error);
     if (rc)
         return rc;

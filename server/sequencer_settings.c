@@ -405,16 +405,25 @@ static int refuse(const struct pd_seq_feed *feed, struct text key, struct text o
         (int)(new.size < 120 ? new.size : 120), new.data);
 }
 
+static bool differs(const struct pd_seq_feed *feed, const struct pd_buf *wanted,
+                    const struct pd_buf *defaults, const char *key)
+{
+    struct text old = value_named(&feed->settings, key);
+    return !same_text(old.data ? old : value_named(defaults, key), value_named(wanted, key));
+}
+
 static int compare(struct pd_seq_feed *feed, const struct pd_buf *wanted,
                    const struct pd_buf *defaults, struct pd_error *error)
 {
+    bool cap_follows = differs(feed, wanted, defaults, "fixed_segments");
     struct pd_reader reader = pd_reader_of(wanted->data, wanted->size_bytes);
     while (pd_reader_left(&reader) > 0) {
         struct text key = next_text(&reader), new = next_text(&reader);
         struct text old = value_of(&feed->settings, key);
         if (!old.data)
             old = value_of(defaults, key);
-        if (same_text(old, new))
+        /* The key that was changed is the one to name. */
+        if (same_text(old, new) || (cap_follows && text_is(key, "max_segments")))
             continue;
         if (!may_change(feed, key, old, new))
             return refuse(feed, key, old, new, error);

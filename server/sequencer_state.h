@@ -227,6 +227,8 @@ struct pd_sequencer {
     uint32_t commits;
     /* any thread */
     struct pd_seq_door doors[PD_FEEDS_MAX]; /* by index */
+    /* By number of the stream: the epoch of its row, for those that wait without a word. */
+    _Atomic uint64_t *stream_epochs;
     _Atomic bool disk_full;
     pthread_mutex_t stall_mutex;
     uint64_t disk_full_since_ns;
@@ -294,6 +296,10 @@ int pd_seq_tensor_load(void *ctx, uint32_t number, uint32_t tensor, struct pd_re
 int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
                          uint32_t *number, struct pd_error *error) PD_MUST_CHECK;
 
+/* The table of epochs that any thread may read. PD_ENOMEM. */
+int pd_seq_epochs_init(struct pd_sequencer *seq);
+/* After streams were forgotten. */
+void pd_seq_epochs_tell(struct pd_sequencer *seq);
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);
 int pd_seq_append(struct pd_sequencer *seq, struct pd_request_append *request);
 int pd_seq_end_stream(struct pd_sequencer *seq, struct pd_request_end_stream *request);

@@ -322,6 +322,25 @@ static int keep_tokenizer(struct pd_sequencer *seq, struct pd_seq_feed *feed,
     return pd_seq_record(seq, PD_RECORD_TOKENIZER, feed->number);
 }
 
+/* ---- whose a stream is ---- */
+
+int pd_seq_epochs_init(struct pd_sequencer *seq)
+{
+    seq->stream_epochs = calloc(PD_SEQ_STREAMS_MAX, sizeof *seq->stream_epochs);
+    return seq->stream_epochs ? 0 : PD_ENOMEM;
+}
+
+void pd_seq_epochs_tell(struct pd_sequencer *seq)
+{
+    for (uint32_t i = 0; i < seq->state.stream_count; i++)
+        atomic_store(&seq->stream_epochs[i], seq->state.streams[i]->epoch);
+}
+
+bool pd_sequencer_owns(const struct pd_sequencer *seq, uint32_t stream_id, uint64_t epoch)
+{
+    return stream_id < PD_SEQ_STREAMS_MAX && atomic_load(&seq->stream_epochs[stream_id]) == epoch;
+}
+
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request)
 {
     struct pd_error *error = &request->base.error;
@@ -341,6 +360,7 @@ int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *
     if (rc)
         return rc;
     stream->epoch = ++seq->next_epoch;
+    atomic_store(&seq->stream_epochs[stream->id], stream->epoch);
     stream->connected = true;
     memcpy(stream->producer, request->producer, sizeof stream->producer);
     request->feed_index = feed->index;

@@ -44,6 +44,15 @@ static bool ends_with(const char *name, const char *suffix)
     return size >= tail && strcmp(name + size - tail, suffix) == 0;
 }
 
+/* Arrays that a batch makes of a tensor: two that are called alike could not be served together.
+ * `__metadata__` is what a safetensors file calls its own. */
+static bool is_made(const char *name)
+{
+    return ends_with(name, "_cu_seqlens") || ends_with(name, "_sample_index") ||
+           ends_with(name, "_loss_weight") || strncmp(name, "vision_", 7) == 0 ||
+           strcmp(name, "__metadata__") == 0;
+}
+
 /* Arrays that a batch has by itself or makes of a tensor or of spans. */
 static int check_name(const Packd__V1__TensorSpec *wire, struct pd_error *error)
 {
@@ -60,13 +69,13 @@ static int check_name(const Packd__V1__TensorSpec *wire, struct pd_error *error)
                             "head.tensors: the name '%.64s' has %zu bytes; expected 1 to %d of "
                             "[A-Za-z0-9_]",
                             wire->name, size, PD_TENSOR_NAME_MAX);
-    bool reserved = ends_with(wire->name, "_cu_seqlens") || strncmp(wire->name, "vision_", 7) == 0;
+    bool reserved = is_made(wire->name);
     for (size_t i = 0; i < PD_COUNT_OF(built_in); i++)
         reserved = reserved || strcmp(wire->name, built_in[i]) == 0;
     if (reserved)
         return pd_error_set(error, PD_EINVAL, "RESERVED_NAME",
                             "head.tensors: '%s' is the name of an array that batches have of "
-                            "themselves; choose another",
+                            "themselves or make of a tensor; choose another",
                             wire->name);
     return 0;
 }

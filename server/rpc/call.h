@@ -112,6 +112,7 @@ struct pd_rpc {
     struct pd_rpc_thread *threads;
     uint32_t thread_count;
     char *addresses[PD_DOORS][PD_LISTEN_MAX];
+    struct pd_tls *tls[PD_DOORS][PD_LISTEN_MAX]; /* of the same address; NULL: plain */
     uint32_t address_counts[PD_DOORS];
     uint64_t incarnation, started_wall_ns;
     struct pd_credit_pool credit;

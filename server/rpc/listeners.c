@@ -1,10 +1,10 @@
 /* The listeners: a gRPC server for each door (main, Admin, health), their addresses, TLS.
  *
  * Place in the flow: rpc.c makes and binds them at start. Main thread. With a certificate every TCP
- * address but those of the health door speaks TLS; gRPC reads the files again by itself, so that
- * new connections meet a new certificate while open ones go on. Unix sockets get the configured
- * mode. It accepts no call. */
+ * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. It
+ * accepts no call. */
 #include "server/rpc/call.h"
+#include "server/rpc/tls.h"
 
 #include "base/check.h"
 #include "base/log.h"
@@ -67,59 +67,6 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
     return 0;
 }
 
-/* ---- TLS ---- */
-
-/* gRPC says nothing of a file that is not there: it would refuse every client. */
-static int check_pem(const char *key, const char *path, const char *what, struct pd_error *error)
-{
-    char text[64 << 10];
-    FILE *file = fopen(path, "rbe");
-    if (!file)
-        return pd_error_set(error, PD_EIO, "TLS", "%s: cannot open %s: %s", key, path,
-                            strerror(errno));
-    size_t size = fread(text, 1, sizeof(text) - 1, file);
-    fclose(file);
-    text[size] = '\0';
-    if (!strstr(text, "-----BEGIN ") || !strstr(text, what))
-        return pd_error_set(error, PD_EINVAL, "TLS", "%s: %s holds no PEM block of a %s", key, path,
-                            what);
-    return 0;
-}
-
-static int check_files(const struct pd_config *config, struct pd_error *error)
-{
-    int rc = check_pem("tls.cert", config->tls_cert, "CERTIFICATE", error);
-    if (rc == 0)
-        rc = check_pem("tls.key", config->tls_key, "PRIVATE KEY", error);
-    if (rc == 0 && *config->tls_client_ca)
-        rc = check_pem("tls.client_ca", config->tls_client_ca, "CERTIFICATE", error);
-    return rc;
-}
-
-static grpc_ssl_client_certificate_request_type request_type(const struct pd_config *config)
-{
-    if (!*config->tls_client_ca)
-        return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    return config->tls_client_optional ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
-                                       : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
-}
-
-static grpc_server_credentials *tls_credentials(const struct pd_config *config)
-{
-    uint64_t seconds = config->tls_reload_ns / 1000000000u;
-    grpc_tls_certificate_provider *provider = grpc_tls_certificate_provider_file_watcher_create(
-        config->tls_key, config->tls_cert, *config->tls_client_ca ? config->tls_client_ca : NULL,
-        (unsigned)seconds);
-    grpc_tls_credentials_options *options = grpc_tls_credentials_options_create();
-    grpc_tls_credentials_options_set_certificate_provider(options, provider);
-    grpc_tls_credentials_options_watch_identity_key_cert_pairs(options);
-    if (*config->tls_client_ca)
-        grpc_tls_credentials_options_watch_root_certs(options);
-    grpc_tls_credentials_options_set_cert_request_type(options, request_type(config));
-    grpc_tls_certificate_provider_release(provider);
-    return grpc_tls_server_credentials_create(options); /* takes the options */
-}
-
 /* ---- binding ---- */
 
 /* "host:0" with the port that was bound; other addresses as they are. */
@@ -147,18 +94,41 @@ static int set_mode(const struct pd_config *config, const char *address, struct 
                         path, config->listen_mode, strerror(errno));
 }
 
-static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
-                    grpc_server_credentials *tls, struct pd_error *error)
+static int bind_failed(const char *address, bool tls, struct pd_error *error)
 {
-    grpc_server_credentials *plain = grpc_insecure_server_credentials_create();
-    bool use_tls = tls && door != PD_DOOR_HEALTH && !is_unix(address);
-    int port = grpc_server_add_http2_port(rpc->servers[door], address, use_tls ? tls : plain);
-    grpc_server_credentials_release(plain);
+    return pd_error_set(error, PD_EUNAVAIL, "BIND",
+                        "cannot listen on %s: the address is in use, or not one of this machine%s",
+                        address,
+                        tls ? ", or tls.cert, tls.key and tls.client_ca cannot be used together "
+                              "(the log lines before this one tell)"
+                            : "");
+}
+
+static int tls_credentials(struct pd_rpc *rpc, enum pd_door door, grpc_server_credentials **out,
+                           struct pd_error *error)
+{
+    struct pd_tls **tls = &rpc->tls[door][rpc->address_counts[door]];
+    int rc = pd_tls_new(rpc->options.config, tls, error);
+    if (rc == 0)
+        *out = pd_tls_credentials(*tls);
+    return rc;
+}
+
+static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
+                    struct pd_error *error)
+{
+    bool tls =
+        pd_config_has_tls(rpc->options.config) && door != PD_DOOR_HEALTH && !is_unix(address);
+    grpc_server_credentials *credentials = NULL;
+    int rc = tls ? tls_credentials(rpc, door, &credentials, error) : 0;
+    if (rc != 0)
+        return rc;
+    if (!tls)
+        credentials = grpc_insecure_server_credentials_create();
+    int port = grpc_server_add_http2_port(rpc->servers[door], address, credentials);
+    grpc_server_credentials_release(credentials);
     if (port == 0)
-        return pd_error_set(error, PD_EUNAVAIL, "BIND",
-                            "cannot listen on %s: the address is in use, or not one of this "
-                            "machine",
-                            address);
+        return bind_failed(address, tls, error);
     char *bound = bound_address(address, port);
     if (!bound)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
@@ -167,11 +137,11 @@ static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
 }
 
 static int bind_door(struct pd_rpc *rpc, enum pd_door door, char *const *addresses, uint32_t count,
-                     grpc_server_credentials *tls, struct pd_error *error)
+                     struct pd_error *error)
 {
     int rc = 0;
     for (uint32_t i = 0; i < count && rc == 0; i++)
-        rc = bind_one(rpc, door, addresses[i], tls, error);
+        rc = bind_one(rpc, door, addresses[i], error);
     return rc;
 }
 
@@ -192,19 +162,12 @@ static void warn_plain_tokens(const struct pd_config *config)
 int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
 {
     const struct pd_config *config = rpc->options.config;
-    grpc_server_credentials *tls = NULL;
-    int rc = pd_config_has_tls(config) ? check_files(config, error) : 0;
-    if (rc == 0 && pd_config_has_tls(config))
-        tls = tls_credentials(config);
+    int rc = bind_door(rpc, PD_DOOR_MAIN, config->listen, config->listen_count, error);
     if (rc == 0)
-        rc = bind_door(rpc, PD_DOOR_MAIN, config->listen, config->listen_count, tls, error);
+        rc = bind_door(rpc, PD_DOOR_ADMIN, config->listen_admin, config->listen_admin_count, error);
     if (rc == 0)
-        rc = bind_door(rpc, PD_DOOR_ADMIN, config->listen_admin, config->listen_admin_count, tls,
+        rc = bind_door(rpc, PD_DOOR_HEALTH, config->listen_health, config->listen_health_count,
                        error);
-    if (rc == 0)
-        rc = bind_door(rpc, PD_DOOR_HEALTH, config->listen_health, config->listen_health_count, tls,
-                       error);
-    grpc_server_credentials_release(tls);
     if (rc == 0)
         warn_plain_tokens(config);
     return rc;

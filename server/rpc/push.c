@@ -423,6 +423,12 @@ static void tick(struct pd_call *call)
 
     if (push->state != STREAMING)
         return;
+    if (push->append_count == 0 &&
+        !pd_sequencer_owns(push_rpc(push)->options.sequencer, push->stream_id, push->epoch)) {
+        (void)pd_call_fail_with(call, PD_EFENCED, "FENCED",
+                                "another call has opened this stream since, or it was deleted");
+        return;
+    }
     if (push->block && unsent >= push_block_rest(push->block) &&
         quiet_ns > push_rpc(push)->options.config->stall_ns) {
         (void)pd_call_fail_with(

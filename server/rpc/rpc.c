@@ -15,6 +15,7 @@
  * down, threads joined, everything destroyed, at last gRPC itself, which lets go of the last
  * slices. */
 #include "server/rpc/call.h"
+#include "server/rpc/tls.h"
 
 #include "base/check.h"
 #include "base/log.h"
@@ -508,8 +509,10 @@ void pd_rpc_free(struct pd_rpc *rpc)
 {
     pd_credit_pool_fini(&rpc->credit);
     for (int door = 0; door < PD_DOORS; door++)
-        for (uint32_t i = 0; i < rpc->address_counts[door]; i++)
+        for (uint32_t i = 0; i < PD_LISTEN_MAX; i++) {
             free(rpc->addresses[door][i]);
+            pd_tls_free(rpc->tls[door][i]);
+        }
     free(rpc->threads);
     pd_access_free(rpc->access);
     pd_peers_free(rpc->peers);

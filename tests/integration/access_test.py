@@ -186,6 +186,44 @@ class TlsTest(Case):
             with channel(packd.address, both, self.client_cert, self.client_key) as made:
                 self.assertEqual(code_of(lambda: open_job(made)), CODE.OK)
 
+    def test_files_that_cannot_serve_change_nothing(self):
+        """Caught while they are replaced, or wrong: the former ones serve on, the log says why, and good ones are taken again."""
+        with self.daemon() as packd:
+            ours = self.file("ours.crt", read(self.ca.cert).decode())
+            good = {path: read(path).decode() for path in (self.cert, self.key, self.ca.cert)}
+            stranger = read(self.ca.issue("stranger")[1]).decode()
+
+            def connects():
+                with channel(packd.address, ours, self.client_cert, self.client_key) as made:
+                    return code_of(lambda: open_job(made)) == CODE.OK
+            self.assertTrue(connects())
+            for path, text, word in ((self.cert, "", "tls_reload_failed"), (self.cert, good[self.cert][:200], "tls_reload_failed"), (self.cert, None, "cannot open"),
+                                     (self.key, "", "tls_reload_failed"), (self.key, stranger, "Invalid private key"), (self.ca.cert, "", "tls_reload_failed")):
+                with self.subTest(file=path, text=text and text[:9]):
+                    before = len(packd.log())
+                    if text is None:
+                        os.unlink(path)
+                    else:
+                        self.file(path, text)
+
+                    def told():
+                        self.assertTrue(connects(), packd.log()[before:])
+                        return word in packd.log()[before:]
+                    harness.wait_for("the log tells " + word, told)
+                    self.file(path, good[path])
+            fresh = self.ca.issue(SERVER_NAME, days="1")
+            before = len(packd.log())
+            os.rename(fresh[1], self.key)
+            os.rename(fresh[0], self.cert)
+            harness.wait_for("new files are taken", lambda: connects() and "tls_files_changed" in packd.log()[before:])
+            self.assertNotIn("BEGIN", packd.log())
+
+    def test_a_key_of_another_certificate_is_a_start_error(self):
+        packd = self.daemon(tls={"key": self.client_key})
+        with self.assertRaises(AssertionError) as caught:
+            packd.start()
+        self.assertIn("cannot be used together", str(caught.exception))
+
     def test_packctl_speaks_tls(self):
         token = self.file("token", "an operator's long token\n")
         auth = [{"name": "operator", "token_file": token, "roles": ["admin", "produce"]}]

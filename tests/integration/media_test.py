@@ -123,7 +123,8 @@ class MediaTest(unittest.TestCase):
             return block
 
         self.ends(spec(name="labels"), "RESERVED_NAME", "'labels'")
-        self.ends(spec(name="vision_cu_seqlens"), "RESERVED_NAME", "vision_cu_seqlens")
+        for name in ("vision_cu_seqlens", "action_loss_weight", "jpeg_sample_index", "jpeg_cu_seqlens", "__metadata__"):
+            self.ends(spec(name=name), "RESERVED_NAME", name)
         self.ends(spec(name="a b"), "BAD_NAME", "'a b'")
         self.ends(spec(name="state"), "BAD_TENSOR", "'state'", "twice")
         self.ends(spec(dtype=77), "BAD_TENSOR", "dtype")

@@ -643,6 +643,12 @@ static void test_fixed_keys(void **unused)
     assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
     assert_non_null(strstr(error.text, "is 'unshifted' in the log and 'shifted'"));
     c.config.feeds[0].layout.labels = PD_LABELS_UNSHIFTED;
+    c.config.feeds[0].layout.fixed_segments = 4; /* which caps the segments of a pack too */
+    c.config.feeds[0].rules.segments_max = c.config.feeds[0].layout.segments_max = 3;
+    assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
+    assert_non_null(strstr(error.text, "fixed_segments is '0' in the log and '4'"));
+    c.config.feeds[0].layout.fixed_segments = 0;
+    c.config.feeds[0].rules.segments_max = c.config.feeds[0].layout.segments_max = 0;
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 64;
     assert_int_equal(seq_case_start(&c, &error), PD_EMISMATCH);
     c.config.feeds[0].rules.seq_len = c.config.feeds[0].layout.seq_len = 128;
