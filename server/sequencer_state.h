@@ -514,8 +514,8 @@ void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *jo
                      uint64_t *bytes_held, uint64_t *bytes_per_step);
 /* With the log full: where the slowest job has received every step there is, and more cannot be
  * planned, its oldest retained commit gives way, loudly; the last one never does. Else its trainer
- * and its producers would wait for each other, for good where it does not commit out of turn. False:
- * there is none to give, or no need. */
+ * and its producers would wait for each other, for good where it does not commit out of turn.
+ * False: there is none to give, or no need. */
 bool pd_seq_give_up_commit(struct pd_seq_feed *feed);
 /* Whether a commit of the feed's slowest job, or of one that is configured and has not come, would
  * free space; *stall says which. */

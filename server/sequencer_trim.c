@@ -311,7 +311,8 @@ int pd_seq_trim(struct pd_sequencer *seq)
 
 /* ---- what it costs to wait for a commit ---- */
 
-/* The step behind the oldest commit above what the job holds from; the last commit is the highest. */
+/* The step behind the oldest commit above what the job holds from; the last commit is the
+ * highest. */
 static uint64_t next_kept(const struct pd_seq_job *job, uint64_t floor)
 {
     for (uint32_t i = 0; i < job->commit_count; i++)

@@ -1,5 +1,6 @@
-/* What serve tells of itself: totals, ranks and what they wait for, gauges, halts; for Status, metrics
- * and the page. Any thread; each call takes serve's lock for a few loads and hands out copies. */
+/* What serve tells of itself: totals, ranks and what they wait for, gauges, halts; for Status,
+ * metrics and the page. Any thread; each call takes serve's lock for a few loads and hands out
+ * copies. */
 #ifndef PD_SERVER_SERVE_VIEW_H
 #define PD_SERVER_SERVE_VIEW_H
 

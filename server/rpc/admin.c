@@ -1,4 +1,4 @@
-/* The Admin calls that write: Flush, EndFeed, DeleteJob, and Drain; and SelfTest.
+/* The Admin calls that write: Flush, EndFeed and Drain; and SelfTest.
  *
  * Place in the flow: between operators and the sequencer (SelfTest: the validate thread); each is
  * one request and its answer.
@@ -16,13 +16,6 @@ static void copy_feed(char to[PD_NAME_MAX + 1], const struct pd_call *call)
     const struct pd_unary *unary = PD_CONTAINER_OF(call, struct pd_unary, call);
 
     memcpy(to, unary->feed, PD_NAME_MAX + 1);
-}
-
-static void copy_job(char to[PD_NAME_MAX + 1], const struct pd_call *call)
-{
-    const struct pd_unary *unary = PD_CONTAINER_OF(call, struct pd_unary, call);
-
-    memcpy(to, unary->job, PD_NAME_MAX + 1);
 }
 
 /* ---- Flush ---- */
@@ -104,35 +97,6 @@ static void end_feed(struct pd_call *call, grpc_byte_buffer *buffer)
     struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_STATUS, on_end_facts);
     if (ask)
         pd_unary_submit(ask);
-}
-
-/* ---- DeleteJob ---- */
-
-static void on_deleted(struct pd_ask *ask)
-{
-    Packd__V1__DeleteResponse response = PACKD__V1__DELETE_RESPONSE__INIT;
-
-    if (!pd_unary_answered(ask))
-        return;
-    response.record = ask->of.base.record;
-    pd_call_reply(ask->call, &response.base);
-    pd_ask_free(ask);
-}
-
-static void delete_job(struct pd_call *call, grpc_byte_buffer *buffer)
-{
-    if (!pd_unary_decode(call, &packd__v1__delete_job_request__descriptor, buffer))
-        return;
-    const Packd__V1__DeleteJobRequest *wire = (const void *)pd_unary_of(call)->request;
-    if (!pd_unary_names(call, wire->feed, wire->job))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_DELETE_JOB, on_deleted);
-    if (!ask)
-        return;
-    copy_feed(ask->of.delete_job.feed, call);
-    copy_job(ask->of.delete_job.job, call);
-    ask->of.delete_job.force = wire->force;
-    pd_unary_submit(ask);
 }
 
 /* ---- Drain ---- */
@@ -251,7 +215,6 @@ static void self_test(struct pd_call *call, grpc_byte_buffer *buffer)
 const struct pd_method pd_methods_admin[] = {
     PD_UNARY("/packd.v1.Admin/Flush", flush),
     PD_UNARY("/packd.v1.Admin/EndFeed", end_feed),
-    PD_UNARY("/packd.v1.Admin/DeleteJob", delete_job),
     PD_UNARY("/packd.v1.Admin/Drain", drain),
     PD_UNARY("/packd.v1.Admin/SelfTest", self_test),
     {0},

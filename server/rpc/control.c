@@ -1,5 +1,5 @@
 /* The Admin calls that steer what is planned and served: SkipSteps, SetMixture, SkipSamples,
- * DeleteStream, DeleteFeed.
+ * DeleteJob, DeleteStream, DeleteFeed.
  *
  * Place in the flow: between operators and the sequencer, which checks and records; each call is
  * one request and its answer. Owning thread: the call's. Here is only what the wire adds: names,
@@ -188,7 +188,7 @@ static void skip_samples(struct pd_call *call, grpc_byte_buffer *buffer)
     }
 }
 
-/* ---- DeleteStream, DeleteFeed ---- */
+/* ---- DeleteJob, DeleteStream, DeleteFeed ---- */
 
 static void on_deleted(struct pd_ask *ask)
 {
@@ -199,6 +199,23 @@ static void on_deleted(struct pd_ask *ask)
     response.record = ask->of.base.record;
     pd_call_reply(ask->call, &response.base);
     pd_ask_free(ask);
+}
+
+static void delete_job(struct pd_call *call, grpc_byte_buffer *buffer)
+{
+    if (!pd_unary_decode(call, &packd__v1__delete_job_request__descriptor, buffer))
+        return;
+    const struct pd_unary *unary = pd_unary_of(call);
+    const Packd__V1__DeleteJobRequest *wire = (const void *)unary->request;
+    if (!pd_unary_names(call, wire->feed, wire->job))
+        return;
+    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_DELETE_JOB, on_deleted);
+    if (!ask)
+        return;
+    memcpy(ask->of.delete_job.feed, unary->feed, sizeof(unary->feed));
+    memcpy(ask->of.delete_job.job, unary->job, sizeof(unary->job));
+    ask->of.delete_job.force = wire->force;
+    pd_unary_submit(ask);
 }
 
 static void delete_stream(struct pd_call *call, grpc_byte_buffer *buffer)
@@ -245,6 +262,7 @@ const struct pd_method pd_methods_control[] = {
     PD_UNARY("/packd.v1.Admin/SkipSteps", skip_steps),
     PD_UNARY("/packd.v1.Admin/SetMixture", set_mixture),
     PD_UNARY("/packd.v1.Admin/SkipSamples", skip_samples),
+    PD_UNARY("/packd.v1.Admin/DeleteJob", delete_job),
     PD_UNARY("/packd.v1.Admin/DeleteStream", delete_stream),
     PD_UNARY("/packd.v1.Admin/DeleteFeed", delete_feed),
     {0},

@@ -54,7 +54,8 @@ void pd_peers_free(struct pd_peers *peers)
 static uint64_t host_of(const char *peer)
 {
     const char *colon = strrchr(peer, ':');
-    size_t size = strncmp(peer, "unix:", 5) == 0 || !colon ? strlen("unix:") : (size_t)(colon - peer);
+    size_t size =
+        strncmp(peer, "unix:", 5) == 0 || !colon ? strlen("unix:") : (size_t)(colon - peer);
     return XXH3_64bits(peer, size < strlen(peer) ? size : strlen(peer)) | 1;
 }
 

@@ -1,7 +1,8 @@
 /* How much one peer may ask for at a time: its open calls, and the calls it begins in a second.
  *
- * A peer is a host address, all its ports together; Unix sockets are one peer. The table is bounded:
- * where it is full of peers with open calls, those that are not in it share one entry. Any thread. */
+ * A peer is a host address, all its ports together; Unix sockets are one peer. The table is
+ * bounded: where it is full of peers with open calls, those that are not in it share one entry. Any
+ * thread. */
 #ifndef PD_SERVER_RPC_PEERS_H
 #define PD_SERVER_RPC_PEERS_H
 
@@ -18,8 +19,8 @@ int pd_peers_new(uint32_t calls_max, uint32_t rate_max, struct pd_peers **peers,
                  struct pd_error *error) PD_MUST_CHECK;
 void pd_peers_free(struct pd_peers *peers);
 /* Counts a call that begins. *slot is to be given to pd_peers_leave when it is over. PD_ELIMIT,
- * TOO_MANY_CALLS: the peer has limits.peer_calls open, or began limits.peer_rate of them within this
- * second; nothing is counted then. `now_ns` is monotonic. */
+ * TOO_MANY_CALLS: the peer has limits.peer_calls open, or began limits.peer_rate of them within
+ * this second; nothing is counted then. `now_ns` is monotonic. */
 int pd_peers_enter(struct pd_peers *peers, const char *peer, uint64_t now_ns, uint32_t *slot,
                    struct pd_error *error) PD_MUST_CHECK;
 /* Nothing for PD_NO_PEER. */

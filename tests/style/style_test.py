@@ -9,7 +9,7 @@ import re
 import unittest
 
 ROOT = os.path.dirname(os.path.realpath("README.md"))
-SKIPPED = {".git", "third_party", "__pycache__"}
+SKIPPED = {".git", "third_party", "__pycache__", "build"}
 SKIPPED_AT_TOP = {"bench", "dist"}  # what bench.sh and build_wheel.sh leave
 
 C_LINES, HEADER_LINES, PYTHON_LINES, FUNCTION_LINES = 800, 150, 600, 80
