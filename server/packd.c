@@ -55,6 +55,8 @@
 #include <unistd.h>
 
 #define HEALTH_MS 100
+/* EX_TEMPFAIL: starting again helps. */
+#define STATUS_DEAF 75
 
 enum state { STARTING, SERVING, DRAINING, STOPPING };
 
@@ -81,6 +83,7 @@ struct daemon {
     struct pd_http *http;
     pthread_t stopper;
     sem_t stopper_go;
+    bool deaf;
     bool ending;            /* written before stopper_go is posted */
     atomic_int drain_asked; /* from Admin.Drain: 1 drain, 2 take work again, 0 nothing new */
     atomic_bool rpc_stopped;
@@ -125,14 +128,6 @@ static void on_status(void *ctx, struct pd_buf *json)
     pd_collector_page(((struct daemon *)ctx)->collector, json);
 }
 
-/* gRPC health and Status say what /readyz says. */
-static void on_health(uv_timer_t *timer)
-{
-    struct daemon *d = timer->data;
-    const char *words = readiness(d);
-    pd_rpc_set_fault(d->rpc, d->state == SERVING && strcmp(words, "ready") != 0 ? words : NULL);
-}
-
 static void set_state(struct daemon *d, enum state state)
 {
     d->state = state;
@@ -164,6 +159,30 @@ static void begin_end(struct daemon *d, const char *why)
     pd_rpc_drain(d->rpc);
     d->ending = true;
     sem_post(&d->stopper_go);
+}
+
+/* A server that nobody can reach must not look alive. */
+static void end_where_deaf(struct daemon *d)
+{
+    if (d->ending || !pd_rpc_is_deaf())
+        return;
+    pd_log(
+        PD_LOG_ERROR, "listener_lost",
+        "text=\"gRPC has given up an address, most likely for lack of file descriptors: packd ends "
+        "with status %d, to be started again; let fewer connections come, or raise "
+        "LimitNOFILE (ulimit -n)\"",
+        STATUS_DEAF);
+    d->deaf = true;
+    begin_end(d, "listener_lost");
+}
+
+/* gRPC health and Status say what /readyz says. */
+static void on_health(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    end_where_deaf(d);
+    const char *words = readiness(d);
+    pd_rpc_set_fault(d->rpc, d->state == SERVING && strcmp(words, "ready") != 0 ? words : NULL);
 }
 
 /* ---- reload ---- */
@@ -651,8 +670,8 @@ static int serve(struct daemon *d)
     pd_process_unblock_signals();
     uv_run(&d->loop, UV_RUN_DEFAULT);
     pd_steps_stop(steps, PD_COUNT_OF(steps), d);
-    pd_log(PD_LOG_INFO, "stopped", "text=\"as asked\"");
-    return 0;
+    pd_log(PD_LOG_INFO, "stopped", "text=\"%s\"", d->deaf ? "nobody could connect" : "as asked");
+    return d->deaf ? STATUS_DEAF : 0;
 }
 
 int main(int argc, char **argv)

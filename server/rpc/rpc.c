@@ -211,8 +211,17 @@ static void *run(void *arg)
 
 /* ---- start ---- */
 
+static atomic_bool listener_lost; /* gRPC tells it in a log line only */
+
+bool pd_rpc_is_deaf(void)
+{
+    return atomic_load(&listener_lost);
+}
+
 static void grpc_line(gpr_log_func_args *args)
 {
+    if (strstr(args->message, "Failed accept"))
+        atomic_store(&listener_lost, true);
     if (args->severity == GPR_LOG_SEVERITY_ERROR)
         pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line,
                args->message);

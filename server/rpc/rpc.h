@@ -53,6 +53,9 @@ uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
 /* Reads the token files of `auth` again (certificates are read again by themselves); on failure
  * those in force stay. Main thread. */
 int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
+/* gRPC has given up an address: it does so for good when accept fails, as it does without free file
+ * descriptors, and nobody can connect there again. Any thread. */
+bool pd_rpc_is_deaf(void);
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
 /* Why packd is not ready although it serves (static text: a feed is halted, the validator has
