@@ -52,7 +52,7 @@ def _sample(rng: numpy.random.Generator, number: int) -> dict[str, Any]:
         noise = 0.05 if camera == REDUNDANT else 0.0
         patches.append(_patches(_picture(height, width, state, camera == "base") + noise * rng.standard_normal((height * PATCH, width * PATCH, 3))))
     tokens += instruction.tolist()
-    actions, is_pad = _chunk(rng, state, instruction)
+    actions, is_pad = _chunk(rng, state, instruction, near_end=number % 3 == 2)
     return {"tokens": numpy.array(tokens, "int32"), "key": f"robot-{number}", "spans": spans, "merge": MERGE,
             "tensors": {"pixel_values": packd.Tensor(numpy.concatenate(patches), axis="ragged", unit="patch"),
                         "state": packd.Tensor(state, axis="sample"),
@@ -74,10 +74,10 @@ def _patches(picture: numpy.ndarray) -> numpy.ndarray:
     return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, PIXELS).astype("float32")
 
 
-def _chunk(rng: numpy.random.Generator, state: numpy.ndarray, instruction: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Actions [CHUNK, ACTION] and action_is_pad [CHUNK]; a third of the chunks reach past the episode's end."""
+def _chunk(rng: numpy.random.Generator, state: numpy.ndarray, instruction: numpy.ndarray, near_end: bool) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Actions [CHUNK, ACTION] and action_is_pad [CHUNK]; near_end: the chunk reaches past the episode's end."""
     steps = numpy.arange(CHUNK, dtype="float32")[:, None] / CHUNK
     actions = (state[None, :ACTION] * (1 - steps) + math.sin(float(instruction.sum())) * steps).astype("float32")
-    valid = int(rng.integers(1, CHUNK)) if rng.random() < 1 / 3 else CHUNK
+    valid = int(rng.integers(1, CHUNK)) if near_end else CHUNK
     actions[valid:] = actions[valid - 1]
     return actions, numpy.arange(CHUNK) >= valid
