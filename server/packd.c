@@ -269,7 +269,7 @@ static void end_reload(struct daemon *d)
     int rc = pd_config_reload(&d->config, d->file, tell_reload, counts);
     if (rc != 0)
         pd_error_set(&error, rc, "NO_MEMORY", "no memory to compare it");
-    if (rc == 0) /* certificates are read again by gRPC itself */
+    if (rc == 0) /* certificates: rpc/tls.c looks at them by itself */
         rc = pd_rpc_reload(d->rpc, &error);
     if (rc != 0)
         pd_log(PD_LOG_ERROR, "reload_failed", "reason=%s text=\"%s\"", error.reason, error.text);
