@@ -237,6 +237,10 @@ static void view_header(struct pd_client_batch *batch)
     v->config_digest = h->config_digest;
     v->plan_digest = h->plan_digest;
     v->planner_version = h->planner_version;
+    v->width_bound = h->width_bound;
+    v->saved_positions = h->saved_positions;
+    v->attention_path = (enum packd_attention)h->attention_path;
+    v->attention_why = h->attention_why;
     v->payload_bytes = h->payload_bytes;
     v->received_bytes = batch->expected_bytes;
     v->header = (struct packd_bytes){batch->header.size_bytes, batch->header.data};

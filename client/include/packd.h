@@ -392,6 +392,12 @@ size_t packd_dtype_bytes(enum packd_dtype dtype);
 /* safetensors' name: "I32", "F32", "BF16", ...; "?" for a value outside the enum. */
 const char *packd_dtype_name(enum packd_dtype dtype);
 
+enum packd_attention {
+    PACKD_ATTENTION_UNKNOWN = 0, /* of a server that does not say */
+    PACKD_ATTENTION_VARLEN = 1,  /* over the segments of cu_seqlens */
+    PACKD_ATTENTION_FIXED = 2    /* over whole rows: varlen would spare next to nothing */
+};
+
 /* A view into the batch's payload: little-endian, row-major, at a multiple of 64 bytes. */
 struct packd_array {
     const char *name;
@@ -467,7 +473,11 @@ struct packd_batch {
     struct packd_samples samples;
     uint64_t config_digest, plan_digest;
     uint32_t planner_version;
-    const struct packd_array *arrays; /* in payload order */
+    uint32_t width_bound;     /* the width of a padded job, which `width` is compared with */
+    uint64_t saved_positions; /* of all rows, that the smaller width spares */
+    enum packd_attention attention_path; /* a hint for trainers that have both kernels */
+    const char *attention_why;           /* for people */
+    const struct packd_array *arrays;    /* in payload order */
     size_t array_count;
     void *payload; /* one allocation, 4096-byte aligned, that all arrays lie in */
     uint64_t payload_bytes;

@@ -103,7 +103,7 @@ class VlaModelTest(unittest.TestCase):
         cls.seed = random.randrange(1 << 30)
         print(f"seed {cls.seed}")
         cls.pushed = list(robot.make(COUNT, cls.seed))
-        cls.feeds = {"whole": {}, "pruned": {"drop_views": DROP}, "padded": {"strategy": "none"}}
+        cls.feeds = {"whole": {}, "pruned": {"drop_views": DROP}, "padded": {"strategy": "none", "width": "batch", "width_bound": 300}}
         with harness.Daemon(feeds=[{"name": name} | FEED | more for name, more in cls.feeds.items()]) as server:
             cls.batches = {name: cls.serve(server, name) for name in cls.feeds}
         cls.model = tiny_vla.TinyVla(width=32, layers=2, dtype=torch.float64)
@@ -166,6 +166,15 @@ class VlaModelTest(unittest.TestCase):
         with self.assertRaises(Different):
             for batch in self.batches["whole"]:
                 self.compare("whole", batch, *self.run_model(batch, rows=(batch.rows, batch.width)))
+
+    def test_dynamic_padding_in_the_header(self):
+        for batch in self.batches["padded"]:
+            header = batch.header
+            self.assertEqual((header["width_bound"], header["saved_positions"]), (300, batch.rows * (300 - batch.width)))
+            self.assertRegex(header["attention_why"], rf"^{len(batch.samples)} segments of up to {batch.max_seqlen} cost .* less than 2 rows of 300$")
+            self.assertEqual(header["attention_path"], "varlen", "padding up to 300 is much to spare")
+        hints = {tuple(batch.header[name] for name in ("width_bound", "saved_positions", "attention_path")) for batch in self.batches["whole"]}
+        self.assertEqual(hints, {(384, 0, "fixed")}, "in full rows this short attention is next to nothing")
 
     def test_fails_without_boundaries(self):
         def one_segment(name):

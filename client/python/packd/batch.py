@@ -142,6 +142,8 @@ class Batch:
             overlap_tokens, samples, segments, attention_cost, patches, loss_tokens, loss_weight, and
             loss {name: {"count": int, "weight": float}}, "tokens" first
         samples (Samples)
+        width_bound, saved_positions (int; a padded job's width, and what the batch's own spares), attention_path ("varlen" | "fixed", a hint for
+            trainers that have both kernels), attention_why (str)
         config_digest, plan_digest, planner_version (int), delivery (dict: verdict, backend, device, generation, times ...)
     """
 
@@ -287,7 +289,8 @@ def _completed(arrays: dict[str, numpy.ndarray], header: dict[str, Any]) -> dict
     rows, width = tokens.shape if tokens is not None else (0, 0)
     made: dict[str, Any] = {"feed": "default", "job": "job", "step": 0, "micro": 0, "dp_rank": 0, "rows": rows, "width": width,
                             "step_packs": rows, "dp_size": 1, "accum": 1, "pad_id": 0, "packs": list(range(rows)),
-                            "fixed_segments": 0, "label_convention": "unshifted", "loss_weight_policy": "token"}
+                            "fixed_segments": 0, "label_convention": "unshifted", "loss_weight_policy": "token",
+                            "width_bound": width, "saved_positions": 0, "attention_path": "varlen", "attention_why": ""}
     for name, of in (("max_seqlen", "cu_seqlens"), ("max_seqlen_real", "cu_seqlens_real"), ("max_seqlen_padded", "cu_seqlens_padded")):
         steps = numpy.diff(arrays[of]) if of in arrays else numpy.empty(0)
         made[name] = int(steps.max()) if steps.size else 0
