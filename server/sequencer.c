@@ -15,6 +15,7 @@
 #include "server/metrics.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -451,6 +452,20 @@ static int start_thread(struct pd_sequencer *seq, struct pd_error *error)
     return 0;
 }
 
+/* Nobody can read such a feed and no job frees it: the operator must hear of it. */
+static void tell_unconfigured(const struct pd_sequencer *seq)
+{
+    for (uint32_t i = 0; i < seq->state.feed_count; i++) {
+        const struct pd_seq_feed *feed = seq->state.feeds[i];
+        if (!feed->config && feed->gone == PD_SEQ_HERE && feed->has_data)
+            pd_log(PD_LOG_WARN, "feed_not_configured",
+                   "feed=%s packs=%" PRIu64
+                   " text=\"the log keeps its data and nobody can read it: "
+                   "name it in `feeds` again, and if it is not wanted, DeleteFeed then\"",
+                   feed->name, feed->packs);
+    }
+}
+
 int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struct pd_serve *serve,
                        struct pd_sequencer **out, struct pd_error *error)
 {
@@ -473,6 +488,7 @@ int pd_sequencer_start(const struct pd_config *config, struct pd_log *log, struc
     else
         rc = open_state(seq, &local);
     if (!rc) {
+        tell_unconfigured(seq);
         pd_seq_space_tell(seq);
         announce(seq);
         rc = start_thread(seq, &local);

@@ -90,6 +90,12 @@ static int read_token(const struct pd_principal_config *principal, struct token 
                             "auth: %s: the token in %s has %zu bytes; expected %d to %d",
                             principal->name, principal->token_file, size, TOKEN_BYTES_MIN,
                             TOKEN_BYTES_MAX);
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i] < 0x20 || bytes[i] > 0x7e)
+            return pd_error_set(error, PD_EINVAL, "TOKEN_FILE",
+                                "auth: %s: byte %zu of the token in %s is 0x%02x, which metadata "
+                                "cannot carry; expected printable ASCII",
+                                principal->name, i, principal->token_file, bytes[i]);
     memcpy(token->bytes, bytes, size);
     token->size = size;
     return 0;

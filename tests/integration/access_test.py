@@ -317,6 +317,7 @@ class PrincipalTest(Case):
     def test_bad_entries_are_start_errors(self):
         token = self.file("token", "a token that is long enough")
         for entry, word in (({"token_file": "/nowhere/token"}, "/nowhere/token"), ({"token_file": self.file("short", "x")}, "1 bytes"),
+                            ({"token_file": self.file("bytes", "a token\twith a tab in it")}, "byte 7 of the token"),
                             ({}, "nothing tells"), ({"token_file": token, "feeds": ["missing"]}, "missing"),
                             ({"token_file": token, "roles": ["king"]}, "no role"), ({"certificate": "trainer"}, "tls.client_ca")):
             packd = harness.Daemon(extra={"auth": [{"name": "somebody", "roles": ["read"], **entry}]})

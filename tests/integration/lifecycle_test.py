@@ -230,6 +230,20 @@ class LifecycleTest(unittest.TestCase):
         push.channel.close()
         fetch.channel.close()
 
+    def test_a_feed_that_is_no_longer_configured_is_named(self):
+        packd = harness.Daemon(feeds=[FEED, {**FEED, "name": "old"}])
+        packd.start()
+        push = peer.Push(packd.address, feed="old", stream="a")
+        push.welcome()
+        push.block([[1, 2, 3]])
+        push.wait_durable(1)
+        push.close()
+        packd.stop()
+        self.assertNotIn("feed_not_configured", packd.log())
+        packd.config["feeds"] = [FEED]
+        with packd:
+            self.assertRegex(packd.log(), "feed_not_configured feed=old ")
+
     def test_a_lost_address_ends_it(self):
         """gRPC stops accepting for good when it has no descriptor left: packd says so and ends, so that it is started again."""
         directory = harness.scratch()
