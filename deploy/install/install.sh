@@ -23,7 +23,7 @@ done
 case $prefix$sysconfdir in /*) ;; *) echo "install.sh: --prefix and --sysconfdir are absolute paths" >&2; exit 2 ;; esac
 
 bin=${PACKD_BIN:-bazel-bin} # where the built files are
-[ -n "${PACKD_BIN:-}" ] || bazel build --noshow_progress //server:packd //client:packctl //client:libpackd.so //server:reference
+[ -n "${PACKD_BIN:-}" ] || bazel build --noshow_progress //server:packd //server:packd_replay //client:packctl //client:libpackd.so //server:reference
 to=$destdir$prefix
 libdir=lib/$(gcc -print-multiarch)
 
@@ -31,6 +31,7 @@ put() { install -D -m "$1" "$2" "$3"; }
 
 version=$("$bin/server/packd" --version | awk '{print $2}')
 put 0755 "$bin/server/packd" "$to/bin/packd"
+put 0755 "$bin/server/packd_replay" "$to/bin/packd_replay"
 put 0755 "$bin/client/packctl" "$to/bin/packctl"
 put 0644 "$bin/client/libpackd.so" "$to/$libdir/libpackd.so.0"
 ln -sfn libpackd.so.0 "$to/$libdir/libpackd.so"

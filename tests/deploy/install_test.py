@@ -48,7 +48,7 @@ class InstallTest(unittest.TestCase):
 
     def test_files_are_in_place(self):
         lib = f"usr/lib/{self.multiarch}"
-        for name in ("usr/bin/packd", "usr/bin/packctl", f"{lib}/libpackd.so.0", f"{lib}/libpackd.so", f"{lib}/pkgconfig/packd.pc", "usr/include/packd.h",
+        for name in ("usr/bin/packd", "usr/bin/packctl", "usr/bin/packd_replay", f"{lib}/libpackd.so.0", f"{lib}/libpackd.so", f"{lib}/pkgconfig/packd.pc", "usr/include/packd.h",
                      "usr/share/man/man1/packctl.1", "usr/share/man/man8/packd.8", "usr/share/man/man5/packd.yaml.5",
                      "usr/share/bash-completion/completions/packctl", "usr/share/zsh/site-functions/_packctl", "usr/lib/systemd/system/packd.service",
                      "usr/share/doc/packd/README.md", "usr/share/doc/packd/CONFIGURATION.md", "etc/packd/packd.yaml"):
