@@ -312,9 +312,11 @@ static int admit_key(struct pd_serve *serve, const struct pd_batch_key *key,
         return pd_error_set(error, PD_ECLOSED, "STOPPING", "the server is stopping");
     struct pd_serve_job *job = pd_job_find(serve, key->feed_index, key->job_id);
     if (!job)
-        return pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_JOB",
-                            "there is no job number %u in feed number %u (deleted?)", key->job_id,
-                            key->feed_index);
+        return pd_error_set(
+            error, PD_ENOTFOUND, "UNKNOWN_JOB",
+            "the job (number %u of feed number %u) is gone: it was deleted; OpenJob "
+            "makes it anew",
+            key->job_id, key->feed_index);
     int rc = refuse_key(job, key, last_step, error);
     const struct pd_serve_feed *feed = &serve->feeds[key->feed_index];
     if (rc == 0 && feed->halted) {

@@ -101,6 +101,11 @@ static int check_shape(const Packd__V1__OpenJobRequest *wire, struct pd_job_spec
     if (wire->dp_rank >= wire->dp_size)
         return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; dp_size is %u",
                             wire->dp_rank, wire->dp_size);
+    if ((unsigned)wire->kind > PACKD__V1__JOB_KIND__JOB_READER ||
+        (unsigned)wire->arrays > PACKD__V1__ARRAYS__ARRAYS_CORE)
+        return pd_error_set(error, PD_EINVAL, "BAD_RANGE",
+                            "kind %d or arrays %d is no value of packd.v1 that this server knows",
+                            (int)wire->kind, (int)wire->arrays);
     spec->step_packs = wire->step_packs ? wire->step_packs : (uint32_t)packs;
     spec->dp_size = wire->dp_size;
     spec->rows = wire->rows;

@@ -1,5 +1,6 @@
 /* Trimming: what jobs hold stays whole, the rest goes and its space is used again; through
  * restarts, kills, lanes of unequal pace and jobs that come, go, or never come. */
+#include "server/metrics.h"
 #include "tests/unit/sequencer_case.h"
 
 #include <setjmp.h>
@@ -266,7 +267,7 @@ static void test_retained_give_way(void **unused)
     struct seq_case c;
     struct trainer trainer;
     uint64_t random = SEED, seq = 0, commits[3] = {0}, next_commit = EVERY;
-    uint32_t closed = 0;
+    uint64_t before = pd_metric_feed_value(PD_F_COMMITS_GIVEN_UP, 0);
     trim_config(&c);
     seq_case_dir(&c, "giveway");
     seq_start(&c);
@@ -287,9 +288,9 @@ static void test_retained_give_way(void **unused)
         assert_true(c.serve.jobs[0].lowest_step > commits[0]);
         assert_true(c.serve.jobs[0].lowest_step <= commits[1] + 1);
         check_held(&c);
-        closed++;
     }
-    assert_true(closed > 4);
+    /* Whether the door was seen closed in between is a matter of threads. */
+    assert_true(pd_metric_feed_value(PD_F_COMMITS_GIVEN_UP, 0) - before > 4);
     assert_true(seq * 350 * 4 > 3ull * LOG_BYTES);
     seq_finish(&c);
 }
