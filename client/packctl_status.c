@@ -178,7 +178,7 @@ static void print_pruning(const struct ctl *ctl, const json_t *pruning)
     struct shown s = {0};
     size_t i;
     json_t *view;
-    if (!pruning)
+    if (!json_is_object(pruning))
         return;
     printf("  pruned    %s samples, %s tokens, %s patches: %.2f %% less attention, %.2f %% less of "
            "cost\n",
@@ -186,12 +186,17 @@ static void print_pruning(const struct ctl *ctl, const json_t *pruning)
            count(&s, number(pruning, "patches")),
            (double)integer(pruning, "attention_saved_ppm") / 1e4,
            (double)integer(pruning, "cost_saved_ppm") / 1e4);
-    json_array_foreach(json_object_get(pruning, "views"), i, view) if (truth(view, "seen")) printf(
-        "    view %-16s %s samples, %s tokens, %s patches, %.2f %% of attention\n",
-        text(view, "name"), count(&s, number(view, "samples")), count(&s, number(view, "tokens")),
-        count(&s, number(view, "patches")), (double)integer(view, "attention_saved_ppm") / 1e4);
-    else printf("    view %-16s %snever seen: is the name right?%s\n", text(view, "name"),
-                ctl_red(ctl), ctl_plain(ctl));
+    json_array_foreach(json_object_get(pruning, "views"), i, view)
+    {
+        if (truth(view, "seen"))
+            printf("    view %-16s %s samples, %s tokens, %s patches, %.2f %% of attention\n",
+                   text(view, "name"), count(&s, number(view, "samples")),
+                   count(&s, number(view, "tokens")), count(&s, number(view, "patches")),
+                   (double)integer(view, "attention_saved_ppm") / 1e4);
+        else
+            printf("    view %-16s %snever seen: is the name right?%s\n", text(view, "name"),
+                   ctl_red(ctl), ctl_plain(ctl));
+    }
 }
 
 static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_ms)
