@@ -26,7 +26,6 @@
 #define READERS_MAX 256
 #define MAP_FACTOR 4
 #define MAP_MIN_BYTES (256ull << 20)
-#define EXIT_LOG_FAILED 74 /* EX_IOERR */
 
 const char *const pd_log_db_names[PD_DB_COUNT] = {"records",   "heads",   "bodies", "plans",
                                                   "streams",   "sources", "feeds",  "jobs",
@@ -181,7 +180,7 @@ void pd_log_die(const struct pd_log *log, const char *what, const char *why)
            "packd stops here; what was committed is read again at the next start, and a damaged "
            "file stays damaged: put a backup in its place\"",
            log->path, what, why);
-    _exit(EXIT_LOG_FAILED);
+    _exit(PD_LOG_EXIT_FAILED);
 }
 
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error)

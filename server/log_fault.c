@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#define EXIT_LOG_FAILED 74 /* EX_IOERR, as pd_log_die */
 #define LINE_MAX_BYTES 4352
 
 /* /proc/self/maps line by line, without the heap. */
@@ -103,8 +102,8 @@ static _Noreturn void report(const char *path, uint64_t place)
         line, &size,
         " text=\"a page of the log cannot be read: the file was cut off or the disk failed\"\n");
     if (write(STDERR_FILENO, line, size) < 0)
-        _exit(EXIT_LOG_FAILED + 1);
-    _exit(EXIT_LOG_FAILED);
+        _exit(PD_LOG_EXIT_FAILED + 1);
+    _exit(PD_LOG_EXIT_FAILED);
 }
 
 static void fault(int signal_number, siginfo_t *info, void *context)

@@ -20,6 +20,7 @@
 #define PD_LOG_SEAL_BYTES 8u
 #define PD_LOG_BLOCK_RECORD_BYTES 32u /* the body of a block's record */
 #define PD_LOG_KEY_MAX 16
+#define PD_LOG_EXIT_FAILED 74 /* EX_IOERR: status of a process that the log ends */
 
 enum pd_log_db {
     PD_DB_RECORDS,

@@ -129,51 +129,15 @@ def _copied(column: Any) -> Any:
     return column.copy() if isinstance(column, numpy.ndarray) else list(column)
 
 
-class Batch:
-    """What one data-parallel rank receives for one micro-step.
+class Named:
+    """Looking into a batch by name: [], in, len, iteration, keys(), values(), items(), get(), over the arrays or tensors in `_arrays`.
 
-    batch["tokens"] is a NumPy view; `in`, keys(), values(), items() and dict(batch) work as on a mapping of arrays. `header` is a dict:
-
-        feed, job (str), step, micro, dp_rank, rows, width, step_packs, dp_size, accum (int)
-        max_seqlen, max_seqlen_real, max_seqlen_padded (int: largest step of cu_seqlens, _real, _padded; padding included)
-        n_segments, n_real_segments, fixed_segments (int), pad_id (int), packs (list of int; -1: a row of padding)
-        label_convention ("unshifted" | "shifted"), loss_weight_policy ("token" | "sample")
-        batch_totals, step_totals (dicts; step: over all ranks and micro-steps): real_tokens, tail_padding, gap, row_padding,
-            overlap_tokens, samples, segments, attention_cost, patches, loss_tokens, loss_weight, and
-            loss {name: {"count": int, "weight": float}}, "tokens" first
-        samples (Samples)
-        width_bound, saved_positions (int; a padded job's width, and what the batch's own spares), attention_path ("varlen" | "fixed", a hint for
-            trainers that have both kernels), attention_why (str)
-        config_digest, plan_digest, planner_version (int), delivery (dict: verdict, backend, device, generation, times ...)
+    Not a collections.abc.Mapping: torch's collate functions take those apart and would drop the header.
     """
 
-    # Not a collections.abc.Mapping: torch's default_convert takes those apart and would drop the header.
+    _arrays: dict[str, Any]
 
-    def __init__(self, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | Callable[[], dict[str, Any]], *,
-                 dtypes: Mapping[str, str] | None = None, payload: numpy.ndarray | None = None):
-        self._arrays = dict(arrays)
-        self._header = header if callable(header) else dict(header)
-        self.dtypes = dict(dtypes) if dtypes is not None else {name: a.dtype.name for name, a in self._arrays.items()}
-        self.payload = payload
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """What the arrays are; see the class. Made when it is first looked at."""
-        if callable(self._header):
-            self._header = self._header()
-        return self._header
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | None = None) -> Batch:
-        """A batch from plain arrays; header entries that are not given follow from the arrays where they can.
-
-        header["samples"] may be a list of mappings, as for Samples.from_rows. InvalidArgument: tokens that are not [R, W], a dtype that is
-        no array's.
-        """
-        arrays = {name: numpy.asarray(array) for name, array in arrays.items()}
-        return cls(arrays, _completed(arrays, dict(header or {})))
-
-    def __getitem__(self, name: str) -> numpy.ndarray:
+    def __getitem__(self, name: str) -> Any:
         try:
             return self._arrays[name]
         except KeyError:
@@ -203,6 +167,49 @@ class Batch:
     def get(self, name: str, default: Any = None) -> Any:
         """The array of that name, or `default`."""
         return self._arrays.get(name, default)
+
+
+class Batch(Named):
+    """What one data-parallel rank receives for one micro-step.
+
+    batch["tokens"] is a NumPy view; `in`, keys(), values(), items() and dict(batch) work as on a mapping of arrays. `header` is a dict:
+
+        feed, job (str), step, micro, dp_rank, rows, width, step_packs, dp_size, accum (int)
+        max_seqlen, max_seqlen_real, max_seqlen_padded (int: largest step of cu_seqlens, _real, _padded; padding included)
+        n_segments, n_real_segments, fixed_segments (int), pad_id (int), packs (list of int; -1: a row of padding)
+        label_convention ("unshifted" | "shifted"), loss_weight_policy ("token" | "sample")
+        batch_totals, step_totals (dicts; step: over all ranks and micro-steps): real_tokens, tail_padding, gap, row_padding,
+            overlap_tokens, samples, segments, attention_cost, patches, loss_tokens, loss_weight, and
+            loss {name: {"count": int, "weight": float}}, "tokens" first
+        samples (Samples)
+        width_bound, saved_positions (int; a padded job's width, and what the batch's own spares), attention_path ("varlen" | "fixed", a hint for
+            trainers that have both kernels), attention_why (str)
+        config_digest, plan_digest, planner_version (int), delivery (dict: verdict, backend, device, generation, times ...)
+    """
+
+    def __init__(self, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | Callable[[], dict[str, Any]], *,
+                 dtypes: Mapping[str, str] | None = None, payload: numpy.ndarray | None = None):
+        self._arrays = dict(arrays)
+        self._header = header if callable(header) else dict(header)
+        self.dtypes = dict(dtypes) if dtypes is not None else {name: a.dtype.name for name, a in self._arrays.items()}
+        self.payload = payload
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the arrays are; see the class. Made when it is first looked at."""
+        if callable(self._header):
+            self._header = self._header()
+        return self._header
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, numpy.ndarray], header: Mapping[str, Any] | None = None) -> Batch:
+        """A batch from plain arrays; header entries that are not given follow from the arrays where they can.
+
+        header["samples"] may be a list of mappings, as for Samples.from_rows. InvalidArgument: tokens that are not [R, W], a dtype that is
+        no array's.
+        """
+        arrays = {name: numpy.asarray(array) for name, array in arrays.items()}
+        return cls(arrays, _completed(arrays, dict(header or {})))
 
     @property
     def step(self) -> int:

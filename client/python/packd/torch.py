@@ -19,7 +19,7 @@ import torch
 import torch.utils.data
 
 from packd import adapters, errors
-from packd.batch import NUMPY_DTYPES, Batch
+from packd.batch import NUMPY_DTYPES, Batch, Named
 from packd.job import Job
 
 STATE_VERSION = 1
@@ -41,21 +41,19 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: _tensor(array, batch.dtypes[name]) for name, array in batch.items()}
 
 
-class TensorBatch:
+class TensorBatch(Named):
     """A Batch as torch tensors: batch["tokens"], keys(), items(), `header` as in Batch, `state` to resume behind it.
 
     All tensors are views of one buffer (`payload`, uint8) where the batch came from a server, so to() and pin_memory() are one copy each and a
     worker hands over one block of shared memory.
     """
 
-    # Not a mapping type: torch's collate functions would take it apart and drop the header.
-
     def __init__(self, table: Mapping[str, torch.Tensor] | list[tuple], payload: torch.Tensor | None, header: dict[str, Any],
                  dtypes: Mapping[str, str], state: dict[str, Any] | None = None):
         """table: tensors, or (name, shape, offset, bytes) of each in the payload."""
         self.payload, self.header, self.dtypes, self.state = payload, header, dict(dtypes), state
         self._table = table
-        self._tensors = dict(table) if payload is None else {
+        self._arrays = dict(table) if payload is None else {
             name: payload[offset:offset + size].view(_torch_dtype(self.dtypes[name])).view(shape) for name, shape, offset, size in table}
 
     @classmethod
@@ -71,7 +69,7 @@ class TensorBatch:
     def numpy(self) -> Batch:
         """As a Batch over the same memory, for packd.adapters. Tensors on a device are copied to the CPU."""
         arrays = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in self._arrays.items():
             kind = NUMPY_DTYPES[self.dtypes[name]]
             flat = tensor.cpu() if tensor.dtype != torch.bfloat16 else tensor.cpu().view(torch.int16)
             arrays[name] = flat.numpy().view(kind)
@@ -88,31 +86,8 @@ class TensorBatch:
 
     def pin_memory(self) -> TensorBatch:
         """In page-locked memory, by one copy; itself where it is there already (PackedDataset(pin_memory=True))."""
-        first = self.payload if self.payload is not None else next(iter(self._tensors.values()))
+        first = self.payload if self.payload is not None else next(iter(self._arrays.values()))
         return self if first.is_pinned() else self._moved(lambda tensor: tensor.pin_memory())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            raise KeyError(f"the batch has no array {name!r}; it has {', '.join(self._tensors)}") from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def keys(self):
-        """Names of the tensors."""
-        return self._tensors.keys()
-
-    def items(self):
-        """(name, tensor)."""
-        return self._tensors.items()
 
     @property
     def step(self) -> int:
