@@ -44,9 +44,7 @@ static void flush(struct pd_call *call, grpc_byte_buffer *buffer)
                                 "FlushRequest takes packs (at least 1) or all");
         return;
     }
-    if (!pd_unary_names(call, wire->feed, NULL))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_FLUSH, on_flushed);
+    struct pd_ask *ask = pd_unary_ask(call, PD_REQUEST_FLUSH, on_flushed, wire->feed, NULL);
     if (!ask)
         return;
     copy_feed(ask->of.flush.feed, call);

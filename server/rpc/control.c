@@ -53,9 +53,8 @@ static void skip_steps(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const struct pd_unary *unary = pd_unary_of(call);
     const Packd__V1__SkipStepsRequest *wire = (const void *)unary->request;
-    if (!pd_unary_names(call, wire->feed, wire->job))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_SKIP_STEPS, on_skipped);
+    struct pd_ask *ask =
+        pd_unary_ask(call, PD_REQUEST_SKIP_STEPS, on_skipped, wire->feed, wire->job);
     if (!ask)
         return;
     struct pd_request_skip_steps *request = &ask->of.skip_steps;
@@ -171,9 +170,8 @@ static void skip_samples(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const struct pd_unary *unary = pd_unary_of(call);
     const Packd__V1__SkipSamplesRequest *wire = (const void *)unary->request;
-    if (!pd_unary_names(call, wire->feed, NULL))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_SKIP_SAMPLES, on_samples_skipped);
+    struct pd_ask *ask =
+        pd_unary_ask(call, PD_REQUEST_SKIP_SAMPLES, on_samples_skipped, wire->feed, NULL);
     if (!ask)
         return;
     struct pd_request_skip_samples *request = &ask->of.skip_samples;
@@ -207,9 +205,8 @@ static void delete_job(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const struct pd_unary *unary = pd_unary_of(call);
     const Packd__V1__DeleteJobRequest *wire = (const void *)unary->request;
-    if (!pd_unary_names(call, wire->feed, wire->job))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_DELETE_JOB, on_deleted);
+    struct pd_ask *ask =
+        pd_unary_ask(call, PD_REQUEST_DELETE_JOB, on_deleted, wire->feed, wire->job);
     if (!ask)
         return;
     memcpy(ask->of.delete_job.feed, unary->feed, sizeof(unary->feed));
@@ -226,9 +223,7 @@ static void delete_stream(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const struct pd_unary *unary = pd_unary_of(call);
     const Packd__V1__DeleteStreamRequest *wire = (const void *)unary->request;
-    if (!pd_unary_names(call, wire->feed, NULL))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_DELETE_STREAM, on_deleted);
+    struct pd_ask *ask = pd_unary_ask(call, PD_REQUEST_DELETE_STREAM, on_deleted, wire->feed, NULL);
     if (!ask)
         return;
     struct pd_request_delete_stream *request = &ask->of.delete_stream;
@@ -248,9 +243,7 @@ static void delete_feed(struct pd_call *call, grpc_byte_buffer *buffer)
         return;
     const struct pd_unary *unary = pd_unary_of(call);
     const Packd__V1__DeleteFeedRequest *wire = (const void *)unary->request;
-    if (!pd_unary_names(call, wire->feed, NULL))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_DELETE_FEED, on_deleted);
+    struct pd_ask *ask = pd_unary_ask(call, PD_REQUEST_DELETE_FEED, on_deleted, wire->feed, NULL);
     if (!ask)
         return;
     memcpy(ask->of.delete_feed.feed, unary->feed, sizeof(unary->feed));

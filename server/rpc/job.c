@@ -212,9 +212,8 @@ static void open_job(struct pd_call *call, grpc_byte_buffer *buffer)
         pd_call_fail_draining(call);
         return;
     }
-    if (!pd_unary_names(call, wire->feed, wire->job))
-        return;
-    struct pd_ask *ask = pd_ask_new(call, PD_REQUEST_OPEN_JOB, on_job_opened);
+    struct pd_ask *ask =
+        pd_unary_ask(call, PD_REQUEST_OPEN_JOB, on_job_opened, wire->feed, wire->job);
     if (!ask)
         return;
     struct pd_request_open_job *request = &ask->of.open_job;

@@ -22,6 +22,12 @@ bool pd_unary_names(struct pd_call *call, const char *feed, const char *job)
     return false;
 }
 
+struct pd_ask *pd_unary_ask(struct pd_call *call, enum pd_request_kind kind,
+                            void (*answered)(struct pd_ask *ask), const char *feed, const char *job)
+{
+    return pd_unary_names(call, feed, job) ? pd_ask_new(call, kind, answered) : NULL;
+}
+
 void pd_unary_submit(struct pd_ask *ask)
 {
     if (pd_ask_submit(ask) != 0)

@@ -24,6 +24,11 @@ bool pd_unary_decode(struct pd_call *call, const ProtobufCMessageDescriptor *typ
 /* Copies and checks names into unary->feed and ->job (job NULL: none). False: the call has failed.
  */
 bool pd_unary_names(struct pd_call *call, const char *feed, const char *job);
+/* The beginning that such methods share: pd_unary_names, then pd_ask_new. NULL: the call has
+ * failed. */
+struct pd_ask *pd_unary_ask(struct pd_call *call, enum pd_request_kind kind,
+                            void (*answered)(struct pd_ask *ask), const char *feed,
+                            const char *job);
 /* Submits; on failure the ask is freed (the call has failed). */
 void pd_unary_submit(struct pd_ask *ask);
 /* True: the ask succeeded and the call is still there. Else the call has failed where it had to;
