@@ -370,8 +370,7 @@ static int run_fetch(struct ctl *ctl, int argc, char **argv)
     struct fetch fetch = {.ctl = ctl, .check = true, .last_step = -1};
     int option;
     bool have_rank = false;
-    fetch.options = (struct packd_job_options){.server = ctl->server,
-                                               .token = ctl->token,
+    fetch.options = (struct packd_job_options){.token = ctl->token,
                                                .feed = "default",
                                                .on_commit_needed = on_commit_needed,
                                                .ctx = &fetch,
@@ -388,6 +387,7 @@ static int run_fetch(struct ctl *ctl, int argc, char **argv)
     bool commits = fetch.commit_every > 0 || fetch.options.auto_commit > 0;
     if (commits && fetch.options.kind == PACKD_KIND_READER)
         return ctl_usage(ctl, "a --reader does not commit");
+    fetch.options.server = ctl->server; /* --server may stand behind the command too */
     if (ctl->timeout_ms > 0)
         fetch.options.timeout_ms = ctl->timeout_ms;
     ctl_catch_signals();

@@ -333,6 +333,8 @@ class FetchTest(Case):
         self.assertIn(self.fake.address, last["error"]["text"])
 
     def test_nobody_listens(self):
+        done = packctl("127.0.0.1:2", "fetch", "--server", "127.0.0.1:1", "--job", "j", "--dp-size", 1, "--rank", 0, "--timeout", "400ms", timeout=10)
+        self.assertIn("127.0.0.1:1:", done.stderr, "--server counts behind the command too")
         done = packctl("127.0.0.1:1", "fetch", "--job", "j", "--dp-size", 1, "--rank", 0, "--timeout", "400ms", timeout=10)
         self.assertEqual(done.returncode, 4)
         self.assertIn("127.0.0.1:1", done.stderr)
