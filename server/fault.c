@@ -12,7 +12,7 @@
 #include "gpu/probe_cases.h"
 #include "server/serve_test.h"
 
-#include <stdatomic.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,11 +34,13 @@ struct change {
 
 static struct {
     const char *name;
-    bool unchecked;
+    bool unchecked, chosen; /* chosen: `batch` is the one whose builds are damaged */
     uint32_t feed;
     uint64_t step;
-    atomic_int times;
-} wanted;
+    struct pd_batch_key batch;
+    int times;
+    pthread_mutex_t lock; /* builds of one step run side by side */
+} wanted = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *array_at(struct pd_batch *batch, uint8_t *payload, const char *name)
 {
@@ -244,21 +246,46 @@ static enum pd_fault fault_named(const char *name)
     return (enum pd_fault)fault;
 }
 
+/* The first batch of the step that has a place for the fault is the one damaged from then on. */
+static bool is_chosen(const struct pd_batch_key *key)
+{
+    const struct pd_batch_key *batch = &wanted.batch;
+    return !wanted.chosen || (key->job_id == batch->job_id && key->micro == batch->micro &&
+                              key->dp_rank == batch->dp_rank);
+}
+
+static bool corrupt_locked(const struct pd_batch_key *key, struct pd_batch *batch,
+                           uint8_t *payload)
+{
+    if (wanted.times <= 0 || !is_chosen(key))
+        return false;
+    struct view view = view_of(batch, payload);
+    const struct change *change = change_named(wanted.name);
+    if (!(change ? change->make(&view) : plant(&view, fault_named(wanted.name)))) {
+        pd_log(PD_LOG_WARN, "fault_not_planted", "fault=\"%s\" step=%llu", wanted.name,
+               (unsigned long long)key->step);
+        return false;
+    }
+    wanted.chosen = true;
+    wanted.batch = *key;
+    wanted.times--;
+    if (!change || !change->keep_digests)
+        pd_batch_digest(batch, payload);
+    pd_log(PD_LOG_WARN, "fault_planted", "fault=\"%s\" step=%llu", wanted.name,
+           (unsigned long long)key->step);
+    return wanted.unchecked;
+}
+
 static bool corrupt(void *ctx, const struct pd_batch_key *key, struct pd_batch *batch,
                     uint8_t *payload)
 {
     (void)ctx;
-    if (key->feed_index != wanted.feed || key->step != wanted.step ||
-        atomic_fetch_sub(&wanted.times, 1) <= 0)
+    if (key->feed_index != wanted.feed || key->step != wanted.step)
         return false;
-    struct view view = view_of(batch, payload);
-    const struct change *change = change_named(wanted.name);
-    bool planted = change ? change->make(&view) : plant(&view, fault_named(wanted.name));
-    if (!change || !change->keep_digests)
-        pd_batch_digest(batch, payload);
-    pd_log(PD_LOG_WARN, planted ? "fault_planted" : "fault_not_planted", "fault=\"%s\" step=%llu",
-           wanted.name, (unsigned long long)key->step);
-    return wanted.unchecked;
+    pthread_mutex_lock(&wanted.lock);
+    bool unchecked = corrupt_locked(key, batch, payload);
+    pthread_mutex_unlock(&wanted.lock);
+    return unchecked;
 }
 
 static uint64_t number_of(const char *variable, uint64_t without)
@@ -275,7 +302,7 @@ void pd_fault_install(const struct pd_config *config, struct pd_serve *serve)
     wanted.feed = (uint32_t)number_of("PACKD_TEST_FAULT_FEED", 0);
     wanted.step = number_of("PACKD_TEST_FAULT_STEP", 0);
     wanted.unchecked = getenv("PACKD_TEST_FAULT_UNCHECKED") != NULL;
-    atomic_store(&wanted.times, (int)number_of("PACKD_TEST_FAULT_TIMES", 1));
+    wanted.times = (int)number_of("PACKD_TEST_FAULT_TIMES", 1);
     if (wanted.feed >= config->feed_count ||
         (!change_named(wanted.name) && fault_named(wanted.name) == PD_FAULT_COUNT)) {
         fprintf(stderr, "packd: no fault \"%s\" for feed number %u\n", wanted.name, wanted.feed);

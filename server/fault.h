@@ -10,7 +10,8 @@
  *   PACKD_TEST_FAULT            a name of gpu/probe_cases.h ("boundary off by one") or of fault.c
  *   PACKD_TEST_FAULT_FEED       index of the feed, default 0
  *   PACKD_TEST_FAULT_STEP       the step, default 0
- *   PACKD_TEST_FAULT_TIMES      so many builds of it, default 1
+ *   PACKD_TEST_FAULT_TIMES      so many builds of one batch of it, default 1: of the first that has
+ *                               a place for the fault
  *   PACKD_TEST_FAULT_UNCHECKED  set: those builds go to the probe without the structural check
  *
  * An unknown name ends the process. */

@@ -236,12 +236,11 @@ class ViolationTest(unittest.TestCase):
             push_all(packd, end=True)
             world = {"dp_size": 1, "rows": 1, "accum": 2, "world_token": "w"}
             opened = peer.open_job(packd.address, **world)
-            # The fault meets the first two builds of the step, whichever they are: micro 1 only, where micro 0 is not built.
             fetch = peer.Fetch(packd.address, opened, first_step=1, first_micro=1, credit=1)
             with self.assertRaises(grpc.RpcError) as caught:
                 fetch.next()
             self.assertEqual(peer.error_detail(caught.exception).reason, "FENCED")
-        with faulty(step=1, times=4) as packd:
+        with faulty(step=1, times=2) as packd:
             push_all(packd, end=True)
             opened = peer.open_job(packd.address, **world)
             ahead = peer.Fetch(packd.address, opened, first_step=2, credit=1)  # somebody is ahead already
