@@ -322,7 +322,10 @@ class FetchTest(Case):
     def test_credit_bounds_what_is_sent_ahead(self):
         self.fake.steps = 40
         self.fetch("--prefetch", 3)
-        self.assertEqual(self.fake.credits, [3])
+        # One batch until it is known how large they are, then never more than three that are not yet taken.
+        self.assertEqual(self.fake.credits[0], 1)
+        self.assertLessEqual(max(self.fake.credits), 3)
+        self.assertLessEqual(sum(self.fake.credits), 40 + 3)
 
     def test_waiting_is_told_and_ends_in_time(self):
         self.fake.fetch_plans = [FetchPlan(wait_at=0)]
