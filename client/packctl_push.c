@@ -460,6 +460,7 @@ static int open_both(struct push *push)
     if (pd_input_open(push->pipe ? "-" : push->path, &reading, &push->input, &error) != 0 ||
         packd_producer_open(&options, &push->producer, &error) != 0)
         return ctl_error(push->ctl, &error);
+    ctl_catch_signals(); /* from here on there is something to end in order */
     return CTL_OK;
 }
 
@@ -524,7 +525,6 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
     push.path = argv[optind];
     if (ctl_server_check(ctl) != CTL_OK)
         return CTL_USAGE;
-    ctl_catch_signals();
     return push_all(&push);
 }
 
