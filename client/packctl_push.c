@@ -419,7 +419,9 @@ static void print_summary(const struct push *push, const struct packd_producer_s
         print_json(push, stats, seconds);
         return;
     }
-    if (push->pushed == 0 && push->already > 0)
+    if (push->pushed == 0 && push->already == 0)
+        printf("stream %s: no sample was found to push\n", push->stream);
+    else if (push->pushed == 0)
         printf("stream %s: all %s samples were there already; nothing to do\n", push->stream,
                pd_units_format_count(push->already, samples, sizeof samples));
     else

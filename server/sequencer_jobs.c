@@ -357,7 +357,7 @@ static int check_resume_planned(const struct pd_seq_feed *feed, const struct pd_
     uint64_t planned = steps.first_step + (packs + steps.step_packs - 1) / steps.step_packs;
     return pd_error_set(error, PD_ERANGE, "STEP_NOT_PLANNED",
                         "job '%s': resume_step %llu, but only %llu steps of feed '%s' are planned: "
-                        "no checkpoint of this log holds it",
+                        "nobody can have got so far (a checkpoint of another log?)",
                         request->spec.name, (unsigned long long)request->resume_step,
                         (unsigned long long)planned, feed->name);
 }
