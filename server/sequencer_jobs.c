@@ -454,10 +454,10 @@ int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *requ
     if (!job)
         return pd_error_set(&request->base.error, PD_ENOTFOUND, "UNKNOWN_JOB",
                             "no job %u of feed %u", request->job_id, request->feed_index);
-    if (request->step >= UINT32_MAX)
+    if (request->step >= (request->said ? job->loaded_steps : UINT32_MAX))
         return 0;
     pd_seq_job_advance(job, request->step + 1);
-    job->delivered_known = true;
+    job->delivered_known |= !request->said;
     feed->plan_wanted = true;
     return pd_seq_job_alive(seq, feed, job);
 }
