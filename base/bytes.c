@@ -25,7 +25,7 @@ uint8_t *pd_buf_extend(struct pd_buf *buf, size_t size)
         return NULL;
     }
     size_t need = buf->size_bytes + size;
-    if (need > buf->capacity_bytes) {
+    if (need > buf->capacity_bytes || !buf->data) {
         size_t capacity = buf->capacity_bytes ? buf->capacity_bytes : 64;
         while (capacity < need)
             capacity *= 2;

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define INPUTS 20000
 #define INPUT_MAX 4096
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -43,8 +42,8 @@ int main(int argc, char **argv)
         return 0;
     const char *text = getenv("PD_SEED");
     uint64_t seed = text ? strtoull(text, NULL, 10) : 1, state = seed * 0x9E3779B97F4A7C15ULL | 1;
-    printf("%d inputs from seed %llu\n", INPUTS, (unsigned long long)seed);
-    for (int i = 0; i < INPUTS; i++) {
+    printf("%d inputs from seed %llu\n", SMOKE_INPUTS, (unsigned long long)seed);
+    for (int i = 0; i < SMOKE_INPUTS; i++) {
         size_t size = (size_t)(next(&state) % (i % 8 == 0 ? INPUT_MAX : 256));
         uint8_t *bytes =
             malloc(size > 0 ? size : 1); /* exact size, so that overruns show under ASan */
