@@ -574,7 +574,7 @@ static void *view(const struct pd_batch *batch, void *payload, int index)
     return (uint8_t *)payload + array->offset_bytes;
 }
 
-int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, void *payload)
+int pd_layout_fill(const struct pd_layout_input *input, const struct pd_batch *batch, void *payload)
 {
     PD_CHECK((uintptr_t)payload % PD_ARRAY_ALIGN == 0);
     PD_CHECK(batch->rows == input->row_count && batch->width == input->width);
@@ -603,10 +603,7 @@ int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, 
     }
     fill_fixed(&out, batch);
     PD_CHECK(out.segment == batch->segment_count && out.megatron == batch->megatron_count);
-    int rc = input->media ? pd_layout_media_fill(input, batch, payload) : 0;
-    if (rc == 0)
-        pd_batch_digest(batch, payload);
-    return rc;
+    return input->media ? pd_layout_media_fill(input, batch, payload) : 0;
 }
 
 /* ---- derive

@@ -578,29 +578,35 @@ static int violated(const struct pd_assembler *a, const struct pd_check_finding 
         pd_check_finding_name(finding), finding->row, finding->position, finding->text);
 }
 
-/* The rules of the contract, then the samples' bytes against the log. */
+/* The rules of the contract, and the samples' bytes against the log. The digests of the arrays are
+ * taken from the bytes that are checked. */
 static int prove(struct pd_assembler *a, const uint8_t *payload, struct pd_check_finding *finding)
 {
-    uint64_t began_ns = pd_clock_mono_ns();
+    uint64_t began_ns = pd_clock_mono_ns(), digests[PD_ARRAYS_MAX];
     struct pd_check_heads heads;
     pd_log_check_heads(a->reader, a->key.feed_index, &heads, &a->damage);
+    struct pd_tokens_check check = {.reader = a->reader,
+                                    .feed_index = a->key.feed_index,
+                                    .rules = &a->rules,
+                                    .bodies = &a->bodies,
+                                    .batch = &a->batch,
+                                    .media = &a->media,
+                                    .rows = a->rows,
+                                    .payload = payload};
+    struct pd_check_tokens tokens = pd_tokens_check_tokens(&check);
     struct pd_check_input input = {.rules = &a->rules,
                                    .batch = &a->batch,
                                    .payload = payload,
                                    .rows = a->rows,
                                    .media = &a->media,
-                                   .heads = &heads};
+                                   .heads = &heads,
+                                   .tokens = &tokens,
+                                   .digests = digests};
     int rc = pd_check_batch(&input, finding);
-    struct pd_tokens_check tokens = {.reader = a->reader,
-                                     .feed_index = a->key.feed_index,
-                                     .rules = &a->rules,
-                                     .bodies = &a->bodies,
-                                     .batch = &a->batch,
-                                     .media = &a->media,
-                                     .rows = a->rows,
-                                     .payload = payload};
     if (rc == 0)
-        rc = pd_tokens_check(&tokens, finding);
+        rc = pd_tokens_check_tensors(&check, finding);
+    for (uint32_t i = 0; rc == 0 && i < a->batch.array_count; i++)
+        a->batch.arrays[i].digest = digests[i];
     a->checked_ns = pd_clock_mono_ns() - began_ns;
     return rc;
 }
@@ -622,7 +628,9 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
                          pd_err_text(rc)),
             error);
     bool unchecked = a->corrupt && a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
-    if (!unchecked)
+    if (unchecked)
+        pd_batch_digest(&a->batch, payload);
+    else
         rc = prove(a, payload, finding);
     if (rc == PD_ECORRUPT && finding->text[0])
         return violated(a, finding, error);
