@@ -6,7 +6,8 @@
  *
  * Invariant: what build returns is a function of (plan entry, log, configuration); it passed every
  * structural rule against the plan that was read in the same transaction. Sample bytes are verified
- * against the digests of the door by pd_log_bodies.
+ * against the digests of the door where they lie in the batch (tokens_check.c), what is cut, pruned
+ * or a label by pd_log_bodies.
  *
  * It does not decide which batch is built, does not retry, and does not count or log: serve
  * does. */
@@ -39,7 +40,8 @@ struct pd_assembler {
     struct pd_layout_rules rules;
     struct pd_media media;
     struct pd_tensor_spec tensors[PD_TENSORS_MAX]; /* of media */
-    struct pd_bodies bodies;
+    struct pd_bodies bodies;   /* for the layout: the check verifies whole columns */
+    struct pd_bodies verified; /* for the check */
     struct pd_error damage; /* what the bodies found */
     struct pd_batch batch;
     struct pd_width_report width;
@@ -275,7 +277,9 @@ static int load_media(struct pd_assembler *a, const struct pd_assemble_order *or
                                 k, order->feed->name, pd_err_text(rc));
     }
     a->damage = (struct pd_error){0};
-    pd_log_bodies(a->reader, order->key.feed_index, &a->bodies, &a->damage);
+    uint32_t feed = order->key.feed_index;
+    pd_log_bodies(a->reader, feed, PD_VERIFY_LATER, &a->bodies, &a->damage);
+    pd_log_bodies(a->reader, feed, PD_VERIFY_COPIES, &a->verified, &a->damage);
     return 0;
 }
 
@@ -447,9 +451,13 @@ static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint3
     return bytes + from;
 }
 
+/* Those that the header does not have yet. */
 static int sample_names(struct pd_assembler *a, uint32_t feed, const struct pd_segment *segment,
                         char stream[PD_NAME_MAX + 1], char source[PD_NAME_MAX + 1])
 {
+    stream[0] = source[0] = 0;
+    if (pd_header_has_names(a->header, segment))
+        return 0;
     int rc = pd_log_read_stream_name(a->reader, feed, segment->stream, stream);
     return rc != 0 ? rc : pd_log_read_source_name(a->reader, feed, segment->source, source);
 }
@@ -588,7 +596,7 @@ static int prove(struct pd_assembler *a, const uint8_t *payload, struct pd_check
     struct pd_tokens_check check = {.reader = a->reader,
                                     .feed_index = a->key.feed_index,
                                     .rules = &a->rules,
-                                    .bodies = &a->bodies,
+                                    .bodies = &a->verified,
                                     .batch = &a->batch,
                                     .media = &a->media,
                                     .rows = a->rows,

@@ -40,6 +40,8 @@ static int head_of(const struct pd_tokens_check *check, const struct pd_segment 
     return rc == 0 && segment->index >= (*head)->count ? PD_ECORRUPT : rc;
 }
 
+/* Cut or pruned tokens are compared with the log's. Whole ones that are not as they were pushed, too:
+ * the log then says first whether its own still are. */
 static int compare_tokens(void *ctx, const struct pd_segment *segment, const int32_t *served,
                           bool *same)
 {
@@ -49,10 +51,10 @@ static int compare_tokens(void *ctx, const struct pd_segment *segment, const int
     int rc = head_of(check, segment, &head);
     if (rc != 0)
         return rc;
-    if (segment->length_tokens == head->lengths[segment->index]) {
-        *same = pd_digest(served, size_bytes) == head->token_digests[segment->index];
+    *same = segment->length_tokens == head->lengths[segment->index] &&
+            pd_digest(served, size_bytes) == head->token_digests[segment->index];
+    if (*same)
         return 0;
-    }
     int32_t *logged = malloc(size_bytes);
     rc = logged ? check->bodies->tokens(check->bodies->ctx, segment, logged) : PD_ENOMEM;
     *same = rc == 0 && memcmp(served, logged, size_bytes) == 0;
@@ -79,10 +81,9 @@ static int compare_elements(const struct pd_tokens_check *check, const struct pd
     if (tensor == PD_TENSOR_NONE)
         return rc != 0 ? rc : PD_ECORRUPT;
     struct pd_tensor_extent extent = pd_block_head_extent(head, tensor, segment->index);
-    if (size_bytes == extent.size_bytes) {
-        *same = pd_digest(served, size_bytes) == extent.digest;
+    *same = size_bytes == extent.size_bytes && pd_digest(served, size_bytes) == extent.digest;
+    if (*same)
         return 0;
-    }
     uint8_t *logged = malloc(size_bytes);
     rc = logged ? check->bodies->tensor(check->bodies->ctx, segment, spec, which, logged)
                 : PD_ENOMEM;

@@ -17,7 +17,7 @@ struct pd_tokens_check {
     struct pd_log_reader *reader;
     uint32_t feed_index;
     const struct pd_layout_rules *rules;
-    const struct pd_bodies *bodies;
+    const struct pd_bodies *bodies; /* those that verify what they copy */
     const struct pd_batch *batch;
     const struct pd_media *media;
     const struct pd_pack *const *rows;
