@@ -2,10 +2,13 @@
  *
  * Place in the flow: accept.c asks here for each connection before gRPC gets it; rpc.c looks once a
  * tick, so that sockets that have ended do not linger for want of a newcomer. Any thread, one lock.
- * Invariant: a place in use has a descriptor in the epoll set `ends` and counts at one door and, at
- * the main one, for one host; EPOLLHUP comes when both directions of the socket are shut, by gRPC or
- * by a reset, and gives the place back. The places are as many as the doors may have, so there is
- * always one where the counts allow it. It accepts and closes no connection. */
+ * Invariant: a place in use has a second descriptor of its socket, and counts at one door and, at
+ * the main one, for one host. First it is in the epoll set `shut`: EPOLLHUP comes when both
+ * directions of the socket are shut, by gRPC or by a reset. Then it is in the queue of those that
+ * end, until gRPC has closed its own descriptor, which may take as long as calls of the connection
+ * are about: it no longer stands for the same socket. So descriptors never number more than places
+ * account for. The places are as many as the doors may have: there is one where the counts allow
+ * it. It accepts and closes no connection. */
 #include "server/rpc/connections.h"
 
 #include "base/check.h"
@@ -22,6 +25,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* limits.connections where it is not set and descriptors abound. */
@@ -29,23 +33,27 @@
 /* HTTP connections (64), the log, certificates, gRPC's and libuv's own, a device's driver. */
 #define OWN_DESCRIPTORS 192u
 #define DESCRIPTORS_EACH 2u
+/* Looked at in one look, of those that end. */
+#define ENDING_MAX 64
 #define EVENTS 64
 #define NO_PLACE UINT32_MAX
 
 struct place {
-    int watch;
+    int fd;        /* gRPC's */
+    int second;    /* ours; -1: the place is free */
     uint32_t host; /* pd_peers_leave */
     enum pd_door door;
-    uint32_t next_free;
+    uint32_t next; /* of the free, of those that end */
 };
 
 struct pd_connections {
     pthread_mutex_t lock;
-    int ends; /* epoll; its data are places */
+    int shut; /* epoll; its data are places */
     struct pd_peers *hosts;
     uint32_t open[PD_DOORS], max[PD_DOORS];
     struct place *places;
     uint32_t first_free;
+    uint32_t first_ending, last_ending, ending_count;
 };
 
 /* ---- how many there may be ---- */
@@ -95,8 +103,9 @@ static int make_places(struct pd_connections *c, struct pd_error *error)
     if (!c->places)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u connections", count);
     for (uint32_t i = 0; i < count; i++)
-        c->places[i] = (struct place){.watch = -1, .next_free = i + 1 < count ? i + 1 : NO_PLACE};
+        c->places[i] = (struct place){.second = -1, .next = i + 1 < count ? i + 1 : NO_PLACE};
     c->first_free = count > 0 ? 0 : NO_PLACE;
+    c->first_ending = c->last_ending = NO_PLACE;
     return 0;
 }
 
@@ -110,7 +119,7 @@ static int make_parts(struct pd_connections *c, const struct pd_config *config,
         rc = pd_peers_new(of_one > 0 ? of_one : 1, 0, &c->hosts, error);
     if (rc == 0)
         rc = make_places(c, error);
-    if (rc == 0 && (c->ends = epoll_create1(EPOLL_CLOEXEC)) < 0)
+    if (rc == 0 && (c->shut = epoll_create1(EPOLL_CLOEXEC)) < 0)
         rc = pd_error_set(error, PD_EIO, "DESCRIPTORS", "cannot watch connections: %s",
                           strerror(errno));
     return rc;
@@ -124,7 +133,7 @@ int pd_connections_new(const struct pd_config *config, struct pd_connections **o
         free(c);
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the connections");
     }
-    c->ends = -1;
+    c->shut = -1;
     int rc = make_parts(c, config, error);
     if (rc != 0) {
         pd_connections_free(c);
@@ -137,13 +146,11 @@ int pd_connections_new(const struct pd_config *config, struct pd_connections **o
 static void release(struct pd_connections *c, uint32_t at)
 {
     struct place *place = &c->places[at];
-    PD_CHECK(place->watch >= 0 && c->open[place->door] > 0);
-    /* Closing it alone would not end the watch while gRPC has the socket open. */
-    (void)epoll_ctl(c->ends, EPOLL_CTL_DEL, place->watch, NULL);
-    (void)close(place->watch);
+    PD_CHECK(place->second >= 0 && c->open[place->door] > 0);
+    (void)close(place->second);
     c->open[place->door]--;
     pd_peers_leave(c->hosts, place->host);
-    *place = (struct place){.watch = -1, .next_free = c->first_free};
+    *place = (struct place){.second = -1, .next = c->first_free};
     c->first_free = at;
 }
 
@@ -155,10 +162,10 @@ void pd_connections_free(struct pd_connections *c)
     for (int door = 0; door < PD_DOORS; door++)
         count += c->max[door];
     for (uint32_t i = 0; c->places && i < count; i++)
-        if (c->places[i].watch >= 0)
+        if (c->places[i].second >= 0)
             release(c, i);
-    if (c->ends >= 0)
-        (void)close(c->ends);
+    if (c->shut >= 0)
+        (void)close(c->shut);
     pd_peers_free(c->hosts);
     free(c->places);
     (void)pthread_mutex_destroy(&c->lock);
@@ -211,16 +218,48 @@ static void host_name(const struct sockaddr *peer, char *text, size_t size)
 
 /* ---- coming and going ---- */
 
-/* Under the lock. */
+static void queue_ending(struct pd_connections *c, uint32_t at)
+{
+    c->places[at].next = NO_PLACE;
+    if (c->ending_count++ == 0)
+        c->first_ending = at;
+    else
+        c->places[c->last_ending].next = at;
+    c->last_ending = at;
+}
+
+/* Whether gRPC's descriptor is still the socket. */
+static bool is_open(const struct place *place)
+{
+    struct stat first, second;
+    return fstat(place->fd, &first) == 0 && fstat(place->second, &second) == 0 &&
+           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+/* Under the lock. The watch is ended by hand: closing a descriptor would not while gRPC has another
+ * one of the socket. */
 static void look(struct pd_connections *c)
 {
     struct epoll_event events[EVENTS];
     int count;
     do {
-        count = epoll_wait(c->ends, events, EVENTS, 0);
-        for (int i = 0; i < count; i++)
-            release(c, events[i].data.u32);
+        count = epoll_wait(c->shut, events, EVENTS, 0);
+        for (int i = 0; i < count; i++) {
+            uint32_t at = events[i].data.u32;
+            (void)epoll_ctl(c->shut, EPOLL_CTL_DEL, c->places[at].second, NULL);
+            queue_ending(c, at);
+        }
     } while (count == EVENTS);
+    uint32_t some = c->ending_count < ENDING_MAX ? c->ending_count : ENDING_MAX;
+    for (uint32_t i = 0; i < some; i++) {
+        uint32_t at = c->first_ending;
+        c->first_ending = c->places[at].next;
+        c->ending_count--;
+        if (is_open(&c->places[at]))
+            queue_ending(c, at);
+        else
+            release(c, at);
+    }
 }
 
 /* Under the lock; the host has been counted. */
@@ -233,12 +272,13 @@ static bool watch(struct pd_connections *c, enum pd_door door, int fd, uint32_t 
     int second = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (second < 0)
         return false;
-    if (epoll_ctl(c->ends, EPOLL_CTL_ADD, second, &event) != 0) {
+    if (epoll_ctl(c->shut, EPOLL_CTL_ADD, second, &event) != 0) {
         (void)close(second);
         return false;
     }
-    c->first_free = place->next_free;
-    *place = (struct place){.watch = second, .host = host, .door = door, .next_free = NO_PLACE};
+    c->first_free = place->next;
+    *place =
+        (struct place){.fd = fd, .second = second, .host = host, .door = door, .next = NO_PLACE};
     c->open[door]++;
     return true;
 }

@@ -1,7 +1,8 @@
 /* Which connections are open, by door and by client host, and whether there is room for one more.
  *
  *   accept.c ──admit──> counted, and watched by a second descriptor of the same socket
- *   gRPC shuts its socket down ──> the kernel tells the second one ──look──> forgotten
+ *   gRPC shuts the socket down ──> the kernel tells the second one ──look──> it is ending
+ *   gRPC closes its descriptor ──look──> forgotten
  *
  * gRPC does not say when a connection ends, but it shuts the socket down before it closes it, and
  * that is seen by whoever holds another descriptor of it. So a connection costs two descriptors,
@@ -27,7 +28,7 @@ int pd_connections_new(const struct pd_config *config, struct pd_connections **c
 void pd_connections_free(struct pd_connections *connections); /* NULL is allowed */
 
 /* Counts the connection `fd`, just accepted from `peer`. NULL: it has a place until its socket is
- * shut down; else why there is none: "limit" (the door is full), "peer" (its host has as many as
+ * shut down and `fd` closed; else why there is none: "limit" (the door is full), "peer" (its host has as many as
  * one may have), "descriptors" (the process has none left to watch it with). */
 const char *pd_connections_admit(struct pd_connections *connections, enum pd_door door, int fd,
                                  const struct sockaddr *peer) PD_MUST_CHECK;

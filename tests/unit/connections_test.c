@@ -140,6 +140,11 @@ static void a_full_door_refuses_and_places_come_back(void **state)
     (void)close(clients[1]);
     pd_connections_look(connections);
     assert_int_equal(pd_connections_open(connections, PD_DOOR_MAIN), 2);
+    /* Shut and not yet closed it still has its descriptors. */
+    (void)shutdown(accepted[1], SHUT_RDWR);
+    for (int i = 0; i < 3; i++)
+        pd_connections_look(connections);
+    assert_int_equal(pd_connections_open(connections, PD_DOOR_MAIN), 2);
     end(accepted[1]);
     end(accepted[2]);
     pd_connections_look(connections);
