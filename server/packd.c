@@ -168,9 +168,8 @@ static void end_where_deaf(struct daemon *d)
         return;
     pd_log(
         PD_LOG_ERROR, "listener_lost",
-        "text=\"gRPC has given up an address, most likely for lack of file descriptors: packd ends "
-        "with status %d, to be started again; let fewer connections come, or raise "
-        "LimitNOFILE (ulimit -n)\"",
+        "text=\"gRPC has given up an address: packd ends with status %d, to be started again; the "
+        "line before this one has the error of accept\"",
         STATUS_DEAF);
     d->deaf = true;
     begin_end(d, "listener_lost");

@@ -49,6 +49,12 @@ class Daemon:
         self.stderr_path = os.path.join(self.directory, "packd.stderr")
 
     def start(self):
+        self.launch()
+        wait_for("the daemon is ready", lambda: self.http("/readyz", quiet=True)[0] == 200)
+        return self
+
+    def launch(self):
+        """Starts it and returns once it listens."""
         config = os.path.join(self.directory, "packd.yaml")
         with open(config, "w") as file:
             json.dump(self.config, file)  # JSON is YAML
@@ -67,8 +73,6 @@ class Daemon:
             bound = json.load(file)
         self.address = bound["grpc"][0]
         self.http_address = bound["http"]
-        wait_for("the daemon is ready", lambda: self.http("/readyz", quiet=True)[0] == 200)
-        return self
 
     def log(self):
         with open(self.stderr_path, errors="replace") as file:
