@@ -223,7 +223,8 @@ class DescriptorsTest(Case):
         for a listener that has been taken away; HTTP accepts nobody either, so packd is not seen to be ready."""
         packd = harness.Daemon(program=self.file("deaf", DEAF.format(packd=harness.PACKD)), extra={"drain": "1s"})
         os.chmod(packd.program, 0o755)
-        packd.launch()
+        packd.spawn()
+        packd.wait_listening()
         self.addCleanup(packd.process.kill)
         with connect(packd.address):
             self.assertEqual(packd.process.wait(harness.DEADLINE_S), 75, packd.log())
