@@ -21,6 +21,7 @@ TARGETS = ["//..."]
 FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
 FUZZ_AT_ONCE = 2
 SCRIPTS_FULL = ["tests/deploy/image_test.py"]
+LINT, LINT_FULL = ["--tool", "cppcheck"], []  # all tools take minutes
 SECOND_ATTEMPT = "//tests/(integration|hostile|python|deploy).*"  # all others are strict: unit, model, fuzz, fault, gpu, style
 
 
@@ -54,8 +55,8 @@ def log_folder(root, target):
     return os.path.join(root, target.replace(":", "/").strip("/"))
 
 
-def read_log(path):
-    """Text of a log; "" where there is none."""
+def read_text(path):
+    """Text of a file; "" where there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -87,7 +88,7 @@ def read_results(results, root):
     total = Totals()
     skip_notes = []
     for target, result in sorted(results.items()):
-        text = read_log(os.path.join(log_folder(root, target), "test.log")) if result not in ("FAILED TO BUILD", "NO STATUS") else ""
+        text = read_text(os.path.join(log_folder(root, target), "test.log")) if result not in ("FAILED TO BUILD", "NO STATUS") else ""
         one = count(text)
         if result in ("PASSED", "FLAKY"):
             one.passed += one == Totals()
@@ -109,7 +110,7 @@ def print_flaky(targets, root):
         print(f"== FLAKY {target}: it passed only at another attempt; the log of each that failed:")
         paths = sorted(glob.glob(os.path.join(glob.escape(log_folder(root, target)), "test_attempts", "attempt_*.log")))
         for path in paths:
-            print(f"-- {path}\n{read_log(path)}")
+            print(f"-- {path}\n{read_text(path)}")
         if not paths:
             print("-- there is none")
 
@@ -153,6 +154,15 @@ def run_script(path):
     return total
 
 
+def run_lint(arguments):
+    """Static analysis: one case, which fails with any finding; Totals."""
+    started = time.time()
+    print(f"== lint: tools/lint.py {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, "tools/lint.py", *arguments], check=False).returncode
+    print(f"== lint: {'ok' if status == 0 else 'FAILED'}, {time.time() - started:.0f} s", flush=True)
+    return Totals(passed=int(status == 0), failed=int(status != 0))
+
+
 def run_fuzzers(seconds):
     """Every fuzz target for so many seconds under libFuzzer with sanitizers; Totals of targets."""
     started = time.time()
@@ -187,10 +197,14 @@ def start_fuzzer(root, target, seconds, scratch):
     name = target.split(":")[1]
     corpus = os.path.join(scratch, name)
     os.mkdir(corpus)
+    seeds = os.path.join("tests", "fuzz", "corpus", f"{name}.hex")
+    for number, line in enumerate(read_text(seeds).splitlines()):
+        with open(os.path.join(corpus, f"seed-{number}"), "wb") as file:
+            file.write(bytes.fromhex(line))
     return subprocess.Popen(
         [os.path.join(root, "tests", "fuzz", name), f"-max_total_time={seconds}", "-max_len=4096", "-timeout=60", "-rss_limit_mb=4096",
-         f"-artifact_prefix={corpus}/", "-print_final_stats=1", corpus],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+         "-len_control=20", f"-artifact_prefix={corpus}/", "-print_final_stats=1", corpus],
+        env={**os.environ, "TEST_TMPDIR": scratch}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
 
 
 def main():
@@ -202,6 +216,7 @@ def main():
         total += run_suite(*suite)
     for path in SCRIPTS_FULL if full else []:
         total += run_script(path)
+    total += run_lint(LINT_FULL if full else LINT)
     total += run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS)
     if total.passed + total.failed == 0:
         total.failed = 1
