@@ -67,7 +67,7 @@ venv=${PACKD_VENV:-$HOME/.cache/packd/venv}
 
 # Each in an environment of its own: they want different versions of the same packages, and one that cannot be installed must not take others along.
 if [ "${1:-build}" = bench ]; then
-  python_packages "$venv-seqpacker" numpy seqpacker==0.1.3
+  python_packages "$venv-seqpacker" numpy --only-binary=seqpacker seqpacker==0.1.3 # a wheel: its source wants crates
   python_packages "$venv-grain" numpy grain==0.2.18
   python_packages "$venv-tensorflow" numpy tensorflow-cpu==2.21.0
 fi
