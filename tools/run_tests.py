@@ -49,7 +49,7 @@ def suites(full):
     yield "opt", ["--test_env=PACKD_TORCH_PYTHON", *long_forms], TARGETS
     if full:
         for sanitizer in ("asan", "tsan"):
-            yield sanitizer, [f"--config={sanitizer}", "--build_tests_only", LONG_TIMEOUTS], TARGETS
+            yield sanitizer, [f"--config={sanitizer}", "--build_tests_only"], TARGETS
 
 
 def log_folder(root, target):

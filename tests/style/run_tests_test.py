@@ -83,7 +83,7 @@ class RunTestsTest(unittest.TestCase):
         self.write("tests/deploy/image_test.py", "")
         _, output = self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n", full=True)
         self.assertEqual([("asan" in a, "tsan" in a, "PACKD_FULL" in a, "--test_timeout=" in a) for a in self.bazel_arguments()],
-                         [(False, False, True, True), (True, False, False, True), (False, True, False, True)])
+                         [(False, False, True, True), (True, False, False, False), (False, True, False, False)])
         self.assertEqual(output.splitlines()[-1], "5 passed, 0 failed")
         self.assertIn("== fuzz: 600 s each", output)
 
