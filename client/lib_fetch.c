@@ -299,7 +299,7 @@ static int on_end(struct packd_job *job, const Packd__V1__EndOfFeed *end, struct
 {
     if (job->incoming)
         return malformed(error, "the feed ends inside a batch");
-    uint64_t steps = (uint64_t)(end->last_step + 1);
+    uint64_t steps = (uint64_t)end->last_step + 1;
     if (job->cursor.step < steps && (!pass_skipped(job, steps) || job->cursor.micro != 0))
         return pd_client_error(error, PACKD_ECORRUPT, "WRONG_BATCH",
                                "the feed ends at step %" PRId64 ", but step %" PRIu64

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "client/lib_error.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 static void copy_text(char *to, size_t size, const char *from)
@@ -128,6 +129,10 @@ int pd_job_reopen(struct packd_job *job, bool again, uint64_t deadline_ns,
         rc = pd_client_error(error, PACKD_ECORRUPT, "REPLY",
                              "packd at %s: OpenJob: the reply lacks the job's spec",
                              pd_channel_server(job->channel));
+    if (rc == 0 && response->first_step > INT64_MAX)
+        rc = pd_client_error(error, PACKD_ECORRUPT, "REPLY",
+                             "packd at %s: OpenJob: the reply's first step is %" PRIu64,
+                             pd_channel_server(job->channel), response->first_step);
     if (rc == 0) {
         pthread_mutex_lock(&job->lock);
         take_response(job, response, again);
