@@ -48,10 +48,15 @@ class Daemon:
         self.process = None
         self.stderr_path = os.path.join(self.directory, "packd.stderr")
 
-    def start(self):
+    def write_config(self):
+        """Writes the configuration as it is now; a running daemon reads it again on SIGHUP. Its path."""
         config = os.path.join(self.directory, "packd.yaml")
         with open(config, "w") as file:
             json.dump(self.config, file)  # JSON is YAML
+        return config
+
+    def start(self):
+        config = self.write_config()
         ports = os.path.join(self.directory, "ports.json")
         if os.path.exists(ports):
             os.unlink(ports)
