@@ -61,6 +61,7 @@ void pd_process_setup(const char *build)
     mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
     mallopt(M_ARENA_MAX, ARENAS_MAX);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file as large as ulimit -f allows: the write says EFBIG */
     signal(SIGUSR1, SIG_IGN);
     signal(SIGUSR2, SIG_IGN);
     raise_descriptors();

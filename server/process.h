@@ -5,8 +5,8 @@
 
 #include "base/err.h"
 
-/* Allocator settings, SIGPIPE, SIGUSR1 and SIGUSR2 ignored, RLIMIT_NOFILE raised to its hard limit,
- * the main thread named, the panic hook set. `build` (static) is printed by a panic. */
+/* Allocator settings, SIGPIPE, SIGXFSZ, SIGUSR1 and SIGUSR2 ignored, RLIMIT_NOFILE raised to its
+ * hard limit, the main thread named, the panic hook set. `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
 /* Keeps SIGTERM, SIGINT, SIGQUIT and SIGHUP for later; threads made afterwards inherit that. */
 void pd_process_block_signals(void);

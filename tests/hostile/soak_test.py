@@ -39,7 +39,7 @@ LOG_FAILED = 74
 STRATEGIES, OVER = ("exact", "sequential"), ("reject", "keep_head", "keep_tail", "split")
 KEEP = {"retain": {"commits": 3}}
 FEEDS = {
-    "mix": {"seq_len": 256, "window": 32, "seg_align": 4, "over_length": "split", "plan_ahead": "256KiB",
+    "mix": {"seq_len": 256, "window": 32, "strategy": "exact", "seg_align": 4, "over_length": "split", "plan_ahead": "256KiB",
             "sources": {"web": {"weight": 3}, "code": {"weight": 1}, "books": {"weight": 1, "on_end": "repeat", "max_passes": 5}},
             "jobs": [{"name": "big", **KEEP}, {"name": "slow", **KEEP}]},
     "turn": {"seq_len": 512, "window": 16, "merge": "ordered", "streams": ["t0", "t1", "t2"], "order": "shuffle", "shuffle_samples": 64, "seed": 7,
