@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds packd and runs every test; the last line is "N passed, N failed" (", N skipped").
+# Builds packd and runs every test; the last line is "N passed, N failed" (", N skipped", ", N flaky").
 #
 #   ./test.sh           what every change must pass, under 15 minutes on 2 cores
 #   ./test.sh --full    adds sanitizer builds, longer fuzzing and the long forms of the tests

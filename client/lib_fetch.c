@@ -166,6 +166,7 @@ static int check_identity(struct packd_job *job, struct packd_error *error)
                                "step %" PRIu64 " micro %u came, step %" PRIu64
                                " micro %u was expected",
                                b->step, b->micro, job->cursor.step, job->cursor.micro);
+    pd_job_expect(job, b->payload_bytes);
     return 0;
 }
 

@@ -34,6 +34,7 @@ struct packd_job {
     struct pd_stream *live;               /* G: to ring; NULL between calls */
     struct pd_client_batch *first, *last; /* G: ready */
     uint32_t ready, capacity;             /* G */
+    uint64_t largest_bytes;               /* G: of the largest batch so far */
     struct packd_job_info info;           /* G */
     struct pd_cursor_at cursor;           /* G: written by the thread */
     uint64_t until_step;                  /* with steps_max */
@@ -66,6 +67,10 @@ void *pd_fetch_run(void *job);
 /* OpenJob, at first (`again` false) or anew; takes both locks itself. */
 int pd_job_reopen(struct packd_job *job, bool again, uint64_t deadline_ns,
                   struct packd_error *error);
+/* A batch has so many bytes: sets how many like the largest so far may be here at once
+ * (prefetch_batches, or fewer where their bytes are too many). What was granted before a larger one
+ * came may pass prefetch_bytes once. Lock held. */
+void pd_job_expect(struct packd_job *job, uint64_t batch_bytes);
 /* Wakes the thread; lock held. */
 void pd_fetch_wake(struct packd_job *job);
 

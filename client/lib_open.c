@@ -72,16 +72,15 @@ static void take_spec(struct packd_spec *spec, const Packd__V1__JobSpec *s)
         spec->widths[spec->width_count++] = s->widths[i];
 }
 
-/* How many batches may be here at once: prefetch_batches, or fewer where their bytes are too
- * many. */
-static uint32_t capacity_of(const struct packd_job *job)
+void pd_job_expect(struct packd_job *job, uint64_t batch_bytes)
 {
-    uint64_t by_bytes = job->info.spec.max_batch_bytes
-                            ? job->options.prefetch_bytes / job->info.spec.max_batch_bytes
-                            : job->options.prefetch_batches;
+    if (batch_bytes <= job->largest_bytes)
+        return;
+    job->largest_bytes = batch_bytes;
+    uint64_t by_bytes = job->options.prefetch_bytes / batch_bytes;
     uint64_t capacity =
         job->options.prefetch_batches < by_bytes ? job->options.prefetch_batches : by_bytes;
-    return capacity ? (uint32_t)capacity : 1;
+    job->capacity = job->info.capacity_batches = capacity ? (uint32_t)capacity : 1;
 }
 
 static void take_first(struct packd_job *job, const Packd__V1__OpenJobResponse *r)
@@ -93,7 +92,7 @@ static void take_first(struct packd_job *job, const Packd__V1__OpenJobResponse *
     if (job->options.steps_max > 0 && job->options.steps_max - 1 < UINT64_MAX - r->first_step)
         job->until_step = r->first_step + job->options.steps_max - 1;
     take_spec(&job->info.spec, r->spec);
-    job->capacity = job->info.capacity_batches = capacity_of(job);
+    job->capacity = job->info.capacity_batches = 1; /* until a batch has shown how large they are */
 }
 
 static void take_response(struct packd_job *job, const Packd__V1__OpenJobResponse *r, bool again)

@@ -382,9 +382,8 @@ static const struct option delete_options[] = {{"feed", required_argument, NULL,
 
 static void print_delete(const struct request *r, const json_t *reply)
 {
-    char buf[40];
-    printf("job %s of feed %s is gone; %s freed\n", r->job, r->feed,
-           pd_units_format_bytes(number(reply, "bytes_freed"), buf, sizeof buf));
+    (void)reply;
+    printf("job %s of feed %s is gone\n", r->job, r->feed);
 }
 
 static int run_delete_job(struct ctl *ctl, int argc, char **argv)

@@ -239,6 +239,7 @@ static int run_all(struct fetch *fetch)
     fetch->started_ns = pd_clock_mono_ns();
     if (packd_job_open(&fetch->options, &fetch->job, &error) != 0)
         return ctl_error(fetch->ctl, &error);
+    ctl_catch_signals(); /* from here on there is something to end in order */
     packd_job_info(fetch->job, &info);
     fetch->spec = info.spec;
     ctl_note(fetch->ctl, "job %s of feed %s: %u packs a step, from step %" PRIu64 "%s",
@@ -390,7 +391,9 @@ static int run_fetch(struct ctl *ctl, int argc, char **argv)
     fetch.options.server = ctl->server; /* --server may stand behind the command too */
     if (ctl->timeout_ms > 0)
         fetch.options.timeout_ms = ctl->timeout_ms;
-    ctl_catch_signals();
+    if (fetch.options.dp_rank >= fetch.options.dp_size)
+        return ctl_usage(ctl, "--rank %u: expected 0 to %u, for --dp-size %u",
+                         fetch.options.dp_rank, fetch.options.dp_size - 1, fetch.options.dp_size);
     return run_all(&fetch);
 }
 

@@ -419,7 +419,9 @@ static void print_summary(const struct push *push, const struct packd_producer_s
         print_json(push, stats, seconds);
         return;
     }
-    if (push->pushed == 0 && push->already > 0)
+    if (push->pushed == 0 && push->already == 0)
+        printf("stream %s: no sample was found to push\n", push->stream);
+    else if (push->pushed == 0)
         printf("stream %s: all %s samples were there already; nothing to do\n", push->stream,
                pd_units_format_count(push->already, samples, sizeof samples));
     else
@@ -460,6 +462,7 @@ static int open_both(struct push *push)
     if (pd_input_open(push->pipe ? "-" : push->path, &reading, &push->input, &error) != 0 ||
         packd_producer_open(&options, &push->producer, &error) != 0)
         return ctl_error(push->ctl, &error);
+    ctl_catch_signals(); /* from here on there is something to end in order */
     return CTL_OK;
 }
 
@@ -524,7 +527,6 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
     push.path = argv[optind];
     if (ctl_server_check(ctl) != CTL_OK)
         return CTL_USAGE;
-    ctl_catch_signals();
     return push_all(&push);
 }
 

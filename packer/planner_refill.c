@@ -7,8 +7,8 @@
  *
  *   lane head ──> pruned, left out (skipped, over-length, nothing left)   counted
  *             ──> entry ──> [shuffle buffer] ──> window
- *                                            └─> pending ──> part, part, ... ──> window     
- * (split) */
+ *                                            └─> pending ──> part, part, ... ──> window (split)
+ */
 #include "packer/planner_skip.h"
 #include "packer/planner_state.h"
 

@@ -6,8 +6,9 @@
  * frames' tokens and patches or none of a frame's. It does not know names of views or sources. */
 #include "packer/prune.h"
 
+#include "base/grow.h"
+
 #include <stdlib.h>
-#include <string.h>
 
 void pd_pruned_fini(struct pd_pruned *pruned)
 {
@@ -46,16 +47,6 @@ static uint32_t frames_left(struct pd_prune rule, const struct pd_span *span)
 
 /* ---- memory ---- */
 
-static bool grow(void *array, uint32_t count, size_t item_bytes)
-{
-    void *old, *bigger;
-    memcpy(&old, array, sizeof old);
-    bigger = reallocarray(old, count, item_bytes);
-    if (bigger)
-        memcpy(array, &bigger, sizeof bigger);
-    return bigger != NULL;
-}
-
 /* Room for the most that the rule can leave. */
 static int reserve(const struct pd_head *pushed, struct pd_prune rule, struct pd_pruned *pruned)
 {
@@ -67,18 +58,18 @@ static int reserve(const struct pd_head *pushed, struct pd_prune rule, struct pd
     if (loss > UINT32_MAX)
         return PD_ELIMIT;
     if (pushed->span_count > pruned->span_capacity) {
-        if (!grow(&pruned->spans, pushed->span_count, sizeof *pruned->spans) ||
-            !grow(&pruned->origins, pushed->span_count, sizeof *pruned->origins))
+        if (!pd_grow(&pruned->spans, pushed->span_count, sizeof *pruned->spans) ||
+            !pd_grow(&pruned->origins, pushed->span_count, sizeof *pruned->origins))
             return PD_ENOMEM;
         pruned->span_capacity = pushed->span_count;
     }
     if (kept > pruned->kept_capacity) {
-        if (!grow(&pruned->kept, (uint32_t)kept, sizeof *pruned->kept))
+        if (!pd_grow(&pruned->kept, (uint32_t)kept, sizeof *pruned->kept))
             return PD_ENOMEM;
         pruned->kept_capacity = (uint32_t)kept;
     }
     if (loss > pruned->loss_capacity) {
-        if (!grow(&pruned->loss, (uint32_t)loss, sizeof *pruned->loss))
+        if (!pd_grow(&pruned->loss, (uint32_t)loss, sizeof *pruned->loss))
             return PD_ENOMEM;
         pruned->loss_capacity = (uint32_t)loss;
     }

@@ -6,8 +6,9 @@
  * verifies none. */
 #include "packer/slice.h"
 
+#include "base/grow.h"
+
 #include <stdlib.h>
-#include <string.h>
 
 void pd_slice_fini(struct pd_slice *slice)
 {
@@ -20,26 +21,16 @@ void pd_slice_fini(struct pd_slice *slice)
     *slice = (struct pd_slice){0};
 }
 
-static bool grow(void *array, uint64_t count, size_t item_bytes)
-{
-    void *old, *bigger;
-    memcpy(&old, array, sizeof old);
-    bigger = reallocarray(old, count, item_bytes);
-    if (bigger)
-        memcpy(array, &bigger, sizeof bigger);
-    return bigger != NULL;
-}
-
 static int reserve(struct pd_slice *slice, uint32_t token_runs, uint32_t spans)
 {
     if (token_runs > slice->token_run_capacity) {
-        if (!grow(&slice->tokens, token_runs, sizeof *slice->tokens))
+        if (!pd_grow(&slice->tokens, token_runs, sizeof *slice->tokens))
             return PD_ENOMEM;
         slice->token_run_capacity = token_runs;
     }
     if (spans > slice->span_capacity) {
-        if (!grow(&slice->spans, spans, sizeof *slice->spans) ||
-            !grow(&slice->origins, spans, sizeof *slice->origins))
+        if (!pd_grow(&slice->spans, spans, sizeof *slice->spans) ||
+            !pd_grow(&slice->origins, spans, sizeof *slice->origins))
             return PD_ENOMEM;
         slice->span_capacity = spans;
     }
@@ -124,7 +115,7 @@ static int add_run(struct pd_slice *slice, uint64_t from, uint64_t count)
     }
     if (slice->run_count == slice->run_capacity) {
         uint32_t capacity = slice->run_capacity ? 2 * slice->run_capacity : 16;
-        if (!grow(&slice->runs, capacity, sizeof *slice->runs))
+        if (!pd_grow(&slice->runs, capacity, sizeof *slice->runs))
             return PD_ENOMEM;
         slice->run_capacity = capacity;
     }
@@ -170,7 +161,7 @@ static int note_span(struct pd_slice *slice, uint64_t count)
 {
     if (slice->span_element_count == slice->span_element_capacity) {
         uint32_t capacity = slice->span_element_capacity ? 2 * slice->span_element_capacity : 16;
-        if (!grow(&slice->span_elements, capacity, sizeof *slice->span_elements))
+        if (!pd_grow(&slice->span_elements, capacity, sizeof *slice->span_elements))
             return PD_ENOMEM;
         slice->span_element_capacity = capacity;
     }

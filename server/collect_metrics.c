@@ -26,6 +26,9 @@ void pd_collect_known_labels(const struct pd_config *config)
 #define X(name) pd_metric_add_labelled(PD_M_INGEST_REJECTED, #name, 0);
     PD_DOOR_REASONS(X)
 #undef X
+    static const char *const refused[] = {"limit", "peer", "descriptors"};
+    for (size_t i = 0; i < PD_COUNT_OF(refused); i++)
+        pd_metric_add_labelled(PD_M_CONNECTIONS_REFUSED, refused[i], 0);
     for (int check = 0; check < PD_CHECK_COUNT; check++)
         if (check != PD_CHECK_PROBE) /* its kinds stand for it */
             pd_metric_add_labelled(PD_M_VIOLATIONS, pd_check_name((enum pd_check)check), 0);
@@ -244,6 +247,16 @@ static void put_validator(struct pd_metrics_writer *writer, const struct pd_coll
         }
 }
 
+static void put_connections(struct pd_metrics_writer *writer, const struct pd_rpc_gauges *rpc)
+{
+    static const char *const labels[PD_DOORS] = {"door=\"main\"", "door=\"admin\"",
+                                                 "door=\"health\""};
+    pd_metrics_collected(writer, PD_C_CONNECTIONS);
+    for (int door = 0; door < PD_DOORS; door++)
+        put(writer, PD_C_CONNECTIONS, labels[door], rpc->connections[door]);
+    put_gauge(writer, PD_C_CONNECTIONS_MAX, rpc->connections_max);
+}
+
 static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collector *collector)
 {
     const struct pd_collector_sources *sources = &collector->sources;
@@ -256,6 +269,7 @@ static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collect
     put_gauge(writer, PD_C_LOG_BYTES, (double)collector->log_bytes);
     put_gauge(writer, PD_C_LOG_MAX, (double)sources->config->log_max_bytes);
     put_gauge(writer, PD_C_LOG_INCARNATION, (double)pd_log_incarnation(sources->log));
+    put_connections(writer, &collector->rpc);
     put_gauge(writer, PD_C_PUSH_CALLS, (double)collector->rpc.push_calls);
     put_gauge(writer, PD_C_FETCH_CALLS, (double)collector->rpc.fetch_calls);
     put_gauge(writer, PD_C_INGEST_RESERVED, (double)collector->rpc.ingest_reserved_bytes);

@@ -122,11 +122,14 @@ struct pd_config {
     uint64_t max_sample_bytes;        /* in force, from the next field */
     uint64_t max_sample_wanted_bytes; /* 0 = 64 MiB, or less where ingest or log carry less */
     uint32_t push_calls_max;
-    uint32_t peer_calls_max;   /* open at a time, of one client host; 0 = no limit */
-    uint32_t peer_rate_max;    /* begun in a second, likewise */
-    _Atomic uint64_t stall_ns; /* the _Atomic ones change at run time: pd_config_reload */
-    _Atomic uint64_t drain_ns; /* grace period of a shutdown, default 30 s */
-    char validate_backend[8];  /* "auto", "cuda", "cpu", "off" */
+    uint32_t connections_max;      /* of `listen`; 0 = what the process's descriptors carry */
+    uint32_t peer_connections_max; /* of one client host; 0 = half of those */
+    uint64_t handshake_ns;         /* a connection that is not ready by then is closed */
+    uint32_t peer_calls_max;       /* open at a time, of one client host; 0 = no limit */
+    uint32_t peer_rate_max;        /* begun in a second, likewise */
+    _Atomic uint64_t stall_ns;     /* the _Atomic ones change at run time: pd_config_reload */
+    _Atomic uint64_t drain_ns;     /* grace period of a shutdown, default 30 s */
+    char validate_backend[8];      /* "auto", "cuda", "cpu", "off" */
     _Atomic double validate_fraction;
     _Atomic double validate_cpu_share;
     enum pd_on_violation on_violation;

@@ -75,6 +75,14 @@ static const struct pd_key top_keys[] = {
         "share of the log is less."),
     TOP("limits.push_calls", NUMBER, push_calls_max, 1, 65536, NULL, "4096",
         "Push calls open at a time."),
+    TOP("limits.connections", NUMBER, connections_max, 0, 1u << 20, NULL, "0",
+        "Connections to `listen` at a time; a further one is closed at once. 0 = what the "
+        "descriptors of the process carry, two each, at most 8192."),
+    TOP("limits.peer_connections", NUMBER, peer_connections_max, 0, 1u << 20, NULL, "0",
+        "Of those, what one client host (all Unix sockets count as one, and an IPv6 network of 64 "
+        "bits) may have; 0 = half."),
+    TOP("limits.handshake", DURATION, handshake_ns, SECOND, 10 * 60 * SECOND, NULL, "10s",
+        "A connection on which TLS and HTTP/2 have not begun within this time is closed."),
     TOP("limits.peer_calls", NUMBER, peer_calls_max, 0, 65536, NULL, "0",
         "Calls that one client host (all Unix sockets count as one) may have open; 0 = no limit."),
     TOP("limits.peer_rate", NUMBER, peer_rate_max, 0, 1u << 20, NULL, "0",

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/grow.h"
 #include "base/name.h"
 #include "packer/layout.h"
 #include "proto/packd.pb-c.h"
@@ -106,18 +107,7 @@ void pd_header_begin(struct pd_header *header)
     pd_buf_clear(&header->bytes);
 }
 
-/* Makes *array hold `capacity` items. */
-static bool grow(void *array, size_t capacity, size_t item_bytes)
-{
-    void *old, *bigger;
-    memcpy(&old, array, sizeof old);
-    bigger = reallocarray(old, capacity, item_bytes);
-    if (bigger)
-        memcpy(array, &bigger, sizeof bigger);
-    return bigger != NULL;
-}
-
-#define GROW(array, capacity) grow(&(array), (capacity), sizeof *(array))
+#define GROW(array, capacity) pd_grow(&(array), (capacity), sizeof *(array))
 
 static bool names_grow(struct names *names)
 {

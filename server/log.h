@@ -42,6 +42,10 @@ uint64_t pd_log_incarnation(const struct pd_log *log);
 /* Bytes in used pages, as counted after the last commit. Any thread. */
 uint64_t pd_log_used_bytes(const struct pd_log *log);
 
+/* How far the pass over the records that runs, or ran last, has come: the number of the record it
+ * is at, and of the last one. False: there was none yet. Any thread. */
+bool pd_log_scanned(const struct pd_log *log, uint64_t *position, uint64_t *end);
+
 /* ---- reading: assemble, explain, status ---- */
 
 int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader,

@@ -193,17 +193,28 @@ int pd_log_scan_records(struct pd_log *log, uint64_t from,
         return rc;
     struct pd_log_key start = pd_log_key_position(from);
     MDB_val key = {start.size_bytes, start.bytes}, value;
+    atomic_store(&log->scan_position, from);
+    atomic_store(&log->scan_end, log->next_position);
     rc = step(log, cursor, &key, &value, MDB_SET_RANGE, error);
     while (rc == 0) {
         struct pd_record record;
         rc = read_record(&key, &value, &record, error);
-        if (!rc)
+        if (!rc) {
             rc = each(ctx, &record);
+            atomic_store_explicit(&log->scan_position, record.position + 1, memory_order_relaxed);
+        }
         if (!rc)
             rc = step(log, cursor, &key, &value, MDB_NEXT, error);
     }
     mdb_cursor_close(cursor);
     return rc == PD_ENOTFOUND ? 0 : rc;
+}
+
+bool pd_log_scanned(const struct pd_log *log, uint64_t *position, uint64_t *end)
+{
+    *position = atomic_load(&log->scan_position);
+    *end = atomic_load(&log->scan_end);
+    return *end > 0;
 }
 
 /* ---- blocks ---- */

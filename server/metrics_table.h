@@ -19,10 +19,14 @@
 
 /* One label each: id, name, label, help. Values come from a closed set in code and are told at the
  * start (pd_metric_add_labelled with 0), so that they are exported as 0. */
-#define PD_LABELLED_COUNTERS(X)                                      \
-    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason", \
-      "Samples refused at the door.")                                \
-    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check", \
+#define PD_LABELLED_COUNTERS(X)                                                                \
+    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                           \
+      "Samples refused at the door.")                                                          \
+    X(PD_M_CONNECTIONS_REFUSED, "packd_connections_refused_total", "reason",                   \
+      "Connections closed at once: limit (limits.connections, or the 32 of another address), " \
+      "peer "                                                                                  \
+      "(limits.peer_connections), descriptors (the process has none left).")                   \
+    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                           \
       "Violations found, by structural rule or kind of the probe's, each build counted.")
 
 /* A number a feed: id, name, help. */
@@ -169,6 +173,10 @@
     X(PD_C_LOG_MAX, "packd_log_max_bytes", "gauge", "", "What the log may use: log.max_bytes.")    \
     X(PD_C_LOG_INCARNATION, "packd_log_incarnation", "gauge", "",                                  \
       "How often the log has been opened.")                                                        \
+    X(PD_C_CONNECTIONS, "packd_connections", "gauge", "door: main, admin, health",                 \
+      "gRPC connections open.")                                                                    \
+    X(PD_C_CONNECTIONS_MAX, "packd_connections_max", "gauge", "",                                  \
+      "What `listen` may have of them: limits.connections.")                                       \
     X(PD_C_PUSH_CALLS, "packd_push_calls", "gauge", "", "Push calls open.")                        \
     X(PD_C_FETCH_CALLS, "packd_fetch_calls", "gauge", "", "Fetch calls open.")                     \
     X(PD_C_INGEST_RESERVED, "packd_ingest_reserved_bytes", "gauge", "",                            \

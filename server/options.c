@@ -28,7 +28,7 @@ static const char help_text[] =
     "once.\n"
     "HUP reads the configuration again.\n"
     "Exit status: 0 stopped as asked, 1 could not start or failed, 2 wrong usage, 74 the log is\n"
-    "damaged or its disk failed, 75 an address was lost for lack of file descriptors.\n"
+    "damaged or its disk failed, 75 gRPC gave up an address.\n"
     "\n"
     "Environment: PACKD_LOG_LEVEL (debug, info, warn, error), PACKD_LOG_FORMAT (plain, json), and "
     "for these keys:\n";

@@ -4,15 +4,16 @@
  *   start                                    stop, in reverse
  *   loop       libuv, signals, bell          close handles, run the loop empty
  *   log        open, lock the directory      close
+ *   http       bind                          (closed by then: nobody would answer)
  *   serve      tables                        free (every batch has come back)
  *   validate   its thread, self-test         join (nobody asks any more)
  *   assemble   M threads that build          join; waiting fetches are answered
  *   collector  its handles                   close (the sequencer holds no request)
  *   sequencer  replay, thread                finish what is queued, snapshot, join
+ *              (the loop turns meanwhile)
  *   rpc        bind, N threads               (stopped by then) free
  *   stopper    its thread, parked            join (it has ended the calls, or was never needed)
- *   http       bind                          close
- *   service    gauges, ports file, READY     not ready any more
+ *   service    gauges, ports file, READY     not ready any more; close http
  *
  * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), the
  * stopper runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
@@ -34,6 +35,7 @@
 #include "server/sdnotify.h"
 #include "server/serve_view.h"
 #include "server/skip_step.h"
+#include "server/startup.h"
 #include "server/steps.h"
 #include "server/validate.h"
 #include "server/version.h"
@@ -44,6 +46,7 @@
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <pthread.h>
@@ -58,7 +61,7 @@
 /* EX_TEMPFAIL: starting again helps. */
 #define STATUS_DEAF 75
 
-enum state { STARTING, SERVING, DRAINING, STOPPING };
+enum state { STARTING, REPLAYING, SERVING, DRAINING, STOPPING };
 
 struct daemon {
     struct pd_config config;
@@ -81,6 +84,7 @@ struct daemon {
     struct pd_sequencer *sequencer;
     struct pd_rpc *rpc;
     struct pd_http *http;
+    bool http_closed;
     pthread_t stopper;
     sem_t stopper_go;
     bool deaf;
@@ -95,7 +99,7 @@ struct daemon {
  * hence the look at drain_asked. */
 static const char *readiness(struct daemon *d)
 {
-    static const char *const words[] = {"starting", "ready", "draining", "stopping"};
+    static const char *const words[] = {"starting", "replaying", "ready", "draining", "stopping"};
     if (d->state != SERVING)
         return words[d->state];
     if (atomic_load(&d->drain_asked) == 1)
@@ -112,8 +116,14 @@ static const char *readiness(struct daemon *d)
 
 static bool on_readyz(void *ctx, struct pd_buf *text)
 {
-    const char *words = readiness(ctx);
+    struct daemon *d = ctx;
+    const char *words = readiness(d);
+    char progress[80] = "";
     pd_buf_put(text, words, strlen(words));
+    if (d->state == REPLAYING && *pd_startup_progress(d->log, progress, sizeof progress)) {
+        pd_buf_put(text, ": ", 2);
+        pd_buf_put(text, progress, strlen(progress));
+    }
     pd_buf_put(text, "\n", 1);
     return strcmp(words, "ready") == 0;
 }
@@ -125,7 +135,11 @@ static const char *collected_readiness(void *ctx)
 
 static void on_status(void *ctx, struct pd_buf *json)
 {
-    pd_collector_page(((struct daemon *)ctx)->collector, json);
+    struct daemon *d = ctx;
+    if (d->state == STARTING || d->state == REPLAYING)
+        pd_startup_page(d->log, readiness(d), json);
+    else
+        pd_collector_page(d->collector, json);
 }
 
 static void set_state(struct daemon *d, enum state state)
@@ -168,9 +182,8 @@ static void end_where_deaf(struct daemon *d)
         return;
     pd_log(
         PD_LOG_ERROR, "listener_lost",
-        "text=\"gRPC has given up an address, most likely for lack of file descriptors: packd ends "
-        "with status %d, to be started again; let fewer connections come, or raise "
-        "LimitNOFILE (ulimit -n)\"",
+        "text=\"gRPC has given up an address: packd ends with status %d, to be started again; the "
+        "line before this one has the error of accept\"",
         STATUS_DEAF);
     d->deaf = true;
     begin_end(d, "listener_lost");
@@ -390,7 +403,14 @@ static int start_log(void *ctx, struct pd_error *error)
     const struct pd_log_options options = {.path = d->config.log_path,
                                            .max_bytes = d->config.log_max_bytes,
                                            .durability = d->config.durability};
-    return pd_log_open(&options, &d->log, error);
+    int rc = pd_log_open(&options, &d->log, error);
+    if (rc)
+        return rc;
+    rc = pd_process_check_room(d->config.memory_batches_bytes + d->config.memory_ingest_bytes,
+                               error);
+    if (rc)
+        pd_log_close(d->log);
+    return rc;
 }
 
 static void stop_log(void *ctx)
@@ -464,11 +484,28 @@ static void stop_collector(void *ctx)
     pd_collector_close(((struct daemon *)ctx)->collector);
 }
 
+/* Keeps the replay from ending until somebody opens the FIFO for writing; only in the build that
+ * tests use. */
+static void hold_replay(void)
+{
+#ifdef PD_TEST_STEPS
+    const char *fifo = getenv("PACKD_TEST_HOLD_REPLAY");
+    int fd = fifo ? open(fifo, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0)
+        close(fd);
+#endif
+}
+
 static int start_sequencer(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
-    int rc = pd_sequencer_start(&d->config, d->log, d->serve, &d->sequencer, error);
-    d->skip_step.sequencer = d->sequencer;
+    struct pd_startup startup = {
+        .config = &d->config, .log = d->log, .serve = d->serve, .before_end = hold_replay};
+    pd_log(PD_LOG_INFO, "replaying", "http=%s", pd_http_address(d->http));
+    d->state = REPLAYING;
+    int rc = pd_startup_run(&startup, &d->loop, error);
+    d->state = STARTING;
+    d->sequencer = d->skip_step.sequencer = startup.sequencer;
     return rc;
 }
 
@@ -529,12 +566,19 @@ static int start_http(void *ctx, struct pd_error *error)
                                             .ctx = d,
                                             .ready = on_readyz,
                                             .status = on_status};
-    return pd_http_start(&options, &d->http, error);
+    int rc = pd_http_start(&options, &d->http, error);
+    if (rc == 0)
+        pd_metrics_register(pd_startup_metrics, NULL);
+    return rc;
 }
 
 static void stop_http(void *ctx)
 {
-    pd_http_stop(((struct daemon *)ctx)->http);
+    struct daemon *d = ctx;
+    pd_metrics_unregister_all();
+    if (!d->http_closed)
+        pd_http_stop(d->http);
+    d->http_closed = true;
 }
 
 static json_t *addresses_of(const struct daemon *d, enum pd_door door)
@@ -602,6 +646,7 @@ static int start_service(void *ctx, struct pd_error *error)
     int rc = write_ports(d, error);
     if (rc != 0)
         return rc;
+    pd_metrics_unregister_all();
     pd_collector_start(d->collector, &sources);
     uint64_t interval_ms = pd_sdnotify_interval_ns() / 1000000;
     if (interval_ms > 0)
@@ -617,6 +662,7 @@ static void stop_service(void *ctx)
     struct daemon *d = ctx;
     uv_timer_stop(&d->health);
     pd_collector_stop(d->collector);
+    stop_http(d);
     if (d->options.ports_path)
         unlink(d->options.ports_path);
 }
@@ -624,6 +670,7 @@ static void stop_service(void *ctx)
 static const struct pd_step steps[] = {
     {"loop", start_loop, stop_loop},
     {"log", start_log, stop_log},
+    {"http", start_http, stop_http},
     {"serve", start_serve, stop_serve},
     {"validate", start_validate, stop_validate},
     {"assemble", start_assemble, stop_assemble},
@@ -631,7 +678,6 @@ static const struct pd_step steps[] = {
     {"sequencer", start_sequencer, stop_sequencer},
     {"rpc", start_rpc, stop_rpc_step},
     {"stopper", start_stopper, stop_stopper},
-    {"http", start_http, stop_http},
     {"service", start_service, stop_service},
 };
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/units.h"
 
 #include <malloc.h>
 #include <pthread.h>
@@ -12,11 +13,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #define MMAP_THRESHOLD_BYTES (32 << 20)
 #define TRIM_THRESHOLD_BYTES (64 << 20)
+/* Stacks of up to 24 threads and the allocator's two arenas. */
+#define THREADS_BYTES ((24u * 8 + 2 * 64) << 20)
 #define ARENAS_MAX 2 /* each keeps what was freed in it; the default is eight a core */
 
 static const char *build_text = "";
@@ -51,6 +55,23 @@ static void raise_descriptors(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         pd_log(PD_LOG_WARN, "descriptors",
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+}
+
+int pd_process_check_room(uint64_t bytes, struct pd_error *error)
+{
+    struct rlimit limit;
+    char wanted[24], allowed[24];
+    uint64_t want = bytes + THREADS_BYTES;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return 0;
+    void *room = mmap(NULL, want, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room != MAP_FAILED)
+        return munmap(room, want);
+    return pd_error_set(error, PD_ENOMEM, "NO_ADDRESS_SPACE",
+                        "ulimit -v allows %s in all, and beside the map of the log %s more may be "
+                        "needed: raise it, or lower memory.batches and memory.ingest",
+                        pd_units_format_bytes(limit.rlim_cur, allowed, sizeof allowed),
+                        pd_units_format_bytes(want, wanted, sizeof wanted));
 }
 
 void pd_process_setup(const char *build)

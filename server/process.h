@@ -5,6 +5,8 @@
 
 #include "base/err.h"
 
+#include <stdint.h>
+
 /* Allocator settings, SIGPIPE, SIGXFSZ, SIGUSR1 and SIGUSR2 ignored, RLIMIT_NOFILE raised to its
  * hard limit, the main thread named, the panic hook set. `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
@@ -12,6 +14,9 @@ void pd_process_setup(const char *build);
 void pd_process_block_signals(void);
 /* Lets the main thread take signals again, once all other threads exist. */
 void pd_process_unblock_signals(void);
+/* PD_ENOMEM NO_ADDRESS_SPACE: `ulimit -v` does not leave room for `bytes` and for threads' stacks.
+ * gRPC waits for ever for a thread that it could not make, so this is asked before it begins. */
+int pd_process_check_room(uint64_t bytes, struct pd_error *error) PD_MUST_CHECK;
 /* Reads PACKD_LOG_LEVEL and PACKD_LOG_FORMAT. PD_EINVAL names the variable. */
 int pd_process_log_setup(struct pd_error *error) PD_MUST_CHECK;
 

@@ -153,11 +153,14 @@ struct pd_request_commit {
     uint64_t generation, step, fetched;
 };
 
-/* From serve: a batch of this step was delivered whole for the first time. Moves the horizon. */
+/* This step was delivered whole for the first time: moves the horizon. Or, where `said`, one of the
+ * job's ranks says that it has it, for it asks for the next: believed of steps that were planned
+ * when the log was read, whose delivery nobody here has seen. */
 struct pd_request_delivered {
     struct pd_request base;
     uint32_t feed_index, job_id;
     uint64_t step;
+    bool said;
 };
 
 struct pd_request_flush {

@@ -357,7 +357,7 @@ static int check_resume_planned(const struct pd_seq_feed *feed, const struct pd_
     uint64_t planned = steps.first_step + (packs + steps.step_packs - 1) / steps.step_packs;
     return pd_error_set(error, PD_ERANGE, "STEP_NOT_PLANNED",
                         "job '%s': resume_step %llu, but only %llu steps of feed '%s' are planned: "
-                        "no checkpoint of this log holds it",
+                        "nobody can have got so far (a checkpoint of another log?)",
                         request->spec.name, (unsigned long long)request->resume_step,
                         (unsigned long long)planned, feed->name);
 }
@@ -454,10 +454,10 @@ int pd_seq_delivered(struct pd_sequencer *seq, struct pd_request_delivered *requ
     if (!job)
         return pd_error_set(&request->base.error, PD_ENOTFOUND, "UNKNOWN_JOB",
                             "no job %u of feed %u", request->job_id, request->feed_index);
-    if (request->step >= UINT32_MAX)
+    if (request->step >= (request->said ? job->loaded_steps : UINT32_MAX))
         return 0;
     pd_seq_job_advance(job, request->step + 1);
-    job->delivered_known = true;
+    job->delivered_known |= !request->said;
     feed->plan_wanted = true;
     return pd_seq_job_alive(seq, feed, job);
 }

@@ -228,15 +228,20 @@ static int find_lane(const struct pd_seq_feed *feed, uint32_t declared, uint32_t
     if (*lane < feed->lane_count && !feed->lane_ended[*lane])
         return 0;
     return pd_error_set(error, PD_EMISMATCH, "FEED_ENDED",
-                        "feed '%s': everything this stream could add to has ended", feed->name);
+                        "feed '%s': everything this stream could add to has ended; push to another "
+                        "feed, or delete this one and push to it again",
+                        feed->name);
 }
 
 static int check_new(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                      const char *stream, struct pd_error *error)
 {
     if (feed->end_declared)
-        return pd_error_set(error, PD_EMISMATCH, "FEED_ENDED",
-                            "feed '%s' has ended: it takes no new stream '%s'", feed->name, stream);
+        return pd_error_set(
+            error, PD_EMISMATCH, "FEED_ENDED",
+            "feed '%s' has ended: it takes no new stream '%s'; push to another feed, or "
+            "delete this one and push to it again",
+            feed->name, stream);
     if (seq->state.stream_count >= PD_SEQ_STREAMS_MAX)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_STREAMS", "the log has %u streams already",
                             seq->state.stream_count);

@@ -2,10 +2,13 @@
 """Runs the test suites one after the other and counts their cases; called by test.sh.
 
 A suite is a Bazel configuration over the test targets, or a script. Cases are counted from the logs (cmocka's and unittest's closing
-lines); a target that failed without naming a case counts as one failure. The last line is "N passed, N failed[, N skipped]".
+lines); a target that failed without naming a case counts as one failure. Tests that race real processes on a machine they share get a second
+attempt: one that needed it counts as flaky, beside its passed cases, with the log of the first attempt in full and its name in the last lines.
+The last line is "N passed, N failed[, N skipped][, N flaky]".
 """
 
 import argparse
+import dataclasses
 import glob
 import os
 import re
@@ -18,6 +21,24 @@ TARGETS = ["//..."]
 FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
 FUZZ_AT_ONCE = 2
 SCRIPTS_FULL = ["tests/deploy/image_test.py"]
+SECOND_ATTEMPT = "//tests/(integration|hostile|python|deploy).*"  # all others are strict: unit, model, fuzz, fault, gpu, style
+
+
+@dataclasses.dataclass
+class Totals:
+    """Cases that passed, failed, were skipped; targets that passed at the second attempt, by name."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    flaky: list[str] = dataclasses.field(default_factory=list)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped, self.flaky + other.flaky)
+
+    def __str__(self) -> str:
+        return (f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else "")
+                + (f", {len(self.flaky)} flaky" if self.flaky else ""))
 
 
 def suites(full):
@@ -28,18 +49,22 @@ def suites(full):
         yield "tsan", ["--config=tsan"], TARGETS
 
 
-def read_logs():
-    """Target name -> text of its log, of the run just made."""
-    logs = {}
-    root = os.path.realpath("bazel-testlogs")
-    for path in glob.glob(os.path.join(root, "**", "test.log"), recursive=True):
-        with open(path, errors="replace") as file:
-            logs["//" + os.path.relpath(os.path.dirname(path), root)] = (os.path.getmtime(path), file.read())
-    return logs
+def log_folder(root, target):
+    """Where Bazel keeps what a target's run left, below the folder of all logs."""
+    return os.path.join(root, target.replace(":", "/").strip("/"))
+
+
+def read_log(path):
+    """Text of a log; "" where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def count(text):
-    """(passed, failed, skipped) cases that a log names."""
+    """Totals of the cases that a log names."""
     passed = sum(int(n) for n in re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M))
     failed = sum(int(n) for n in re.findall(r"^\[  FAILED  \] +[^:]*: (\d+) test", text, re.M))
     skipped = sum(int(n) for n in re.findall(r"^\[  SKIPPED \] +[^:]*: (\d+) test", text, re.M))
@@ -49,7 +74,7 @@ def count(text):
         passed += int(ran) - bad - omitted
         failed += bad
         skipped += omitted
-    return passed, failed, skipped
+    return Totals(passed, failed, skipped)
 
 
 def listed_results(output):
@@ -57,63 +82,79 @@ def listed_results(output):
     return dict(re.findall(r"^(//\S+)\s+(?:\(cached\) )?(PASSED|FAILED TO BUILD|NO STATUS|FAILED|TIMEOUT|FLAKY)", output, re.M))
 
 
+def read_results(results, root):
+    """Totals of one suite: what Bazel listed for each target, and the cases in its log. Prints what failed and why a test was skipped."""
+    total = Totals()
+    skip_notes = []
+    for target, result in sorted(results.items()):
+        text = read_log(os.path.join(log_folder(root, target), "test.log")) if result not in ("FAILED TO BUILD", "NO STATUS") else ""
+        one = count(text)
+        if result in ("PASSED", "FLAKY"):
+            one.passed += one == Totals()
+            one.flaky += [target] if result == "FLAKY" else []
+        elif one.failed == 0:
+            one.failed = 1
+        total += one
+        skip_notes += [f"   skipped in {target}: {why.strip()}" for why in re.findall(r"^SKIP: (.*)$", text, re.M)]
+        if one.failed:
+            print(f"   {target}: {result}, {one.failed} failed")
+    for note in skip_notes:
+        print(note)
+    return total
+
+
+def print_flaky(targets, root):
+    """The failed attempts of targets that passed in the end, in full."""
+    for target in targets:
+        print(f"== FLAKY {target}: it passed only at another attempt; the log of each that failed:")
+        paths = sorted(glob.glob(os.path.join(glob.escape(log_folder(root, target)), "test_attempts", "attempt_*.log")))
+        for path in paths:
+            print(f"-- {path}\n{read_log(path)}")
+        if not paths:
+            print("-- there is none")
+
+
 def run_suite(name, arguments, targets):
+    """One Bazel configuration over its targets; Totals."""
     started = time.time()
     print(f"== {name}: bazel test {' '.join(arguments)} {' '.join(targets)}", flush=True)
     process = subprocess.Popen(
         ["bazel", "test", "--keep_going", "--test_summary=short", "--noshow_progress", "--test_env=PACKD_FULL", "--test_env=PACKD_TORCH_PYTHON",
-         *arguments, "--", *targets],
+         f"--flaky_test_attempts={SECOND_ATTEMPT}@2", *arguments, "--", *targets],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     lines = []
     for line in process.stdout:
         lines.append(line)
         sys.stdout.write(line)
     process.wait()
-    output = "".join(lines)
-    results = listed_results(output)
-    logs = read_logs()
-    total = [0, 0, 0]
-    skip_notes = []
-    for target, result in sorted(results.items()):
-        text = logs.get(target.replace(":", "/"), (0, ""))[1] if result not in ("FAILED TO BUILD", "NO STATUS") else ""
-        passed, failed, skipped = count(text)
-        if result == "PASSED" and passed + failed + skipped == 0:
-            passed = 1
-        if result != "PASSED" and failed == 0:
-            failed = 1
-        for i, n in enumerate((passed, failed, skipped)):
-            total[i] += n
-        skip_notes += [f"   skipped in {target}: {why.strip()}" for why in re.findall(r"^SKIP: (.*)$", text, re.M)]
-        if failed:
-            print(f"   {target}: {result}, {failed} failed")
+    results = listed_results("".join(lines))
+    root = os.path.realpath("bazel-testlogs")
+    total = read_results(results, root)
     if process.returncode not in (0, 3, 4) or not results:
-        if total[1] == 0:
-            total[1] = 1
+        total.failed = max(1, total.failed)
         print(f"   bazel exited with {process.returncode}")
-    for note in skip_notes:
-        print(note)
-    print(f"== {name}: {len(results)} targets, {total[0]} passed, {total[1]} failed, {total[2]} skipped, {time.time() - started:.0f} s",
-          flush=True)
+    print_flaky(total.flaky, root)
+    print(f"== {name}: {len(results)} targets, {total}, {time.time() - started:.0f} s", flush=True)
     return total
 
 
 def run_script(path):
-    """A test that Bazel's sandbox cannot hold, run from the top of the tree; [passed, failed, skipped] cases."""
+    """A test that Bazel's sandbox cannot hold, run from the top of the tree; Totals."""
     started = time.time()
     print(f"== {path}", flush=True)
     done = subprocess.run([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    total = list(count(done.stdout))
+    total = count(done.stdout)
     if done.returncode != 0:
-        total[1] = max(1, total[1])
+        total.failed = max(1, total.failed)
         print(done.stdout[-8000:])
     for why in re.findall(r"^SKIP: (.*)$", done.stdout, re.M):
         print(f"   skipped in {path}: {why.strip()}")
-    print(f"== {path}: {total[0]} passed, {total[1]} failed, {total[2]} skipped, {time.time() - started:.0f} s", flush=True)
+    print(f"== {path}: {total}, {time.time() - started:.0f} s", flush=True)
     return total
 
 
 def run_fuzzers(seconds):
-    """Every fuzz target for so many seconds under libFuzzer with sanitizers; [passed, failed, skipped] targets."""
+    """Every fuzz target for so many seconds under libFuzzer with sanitizers; Totals of targets."""
     started = time.time()
     print(f"== fuzz: {seconds} s each", flush=True)
     query = subprocess.run(["bazel", "query", "--noshow_progress", "kind(cc_binary, //tests/fuzz:all)"], stdout=subprocess.PIPE,
@@ -123,7 +164,7 @@ def run_fuzzers(seconds):
                            stderr=subprocess.STDOUT, text=True, check=False)
     if build.returncode != 0 or not targets:
         print(build.stdout[-8000:])
-        return [0, max(1, len(targets)), 0]
+        return Totals(failed=max(1, len(targets)))
     root = subprocess.run(["bazel", "info", "--config=fuzz", "bazel-bin"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                           text=True, check=False).stdout.strip()
     failed = 0
@@ -139,7 +180,7 @@ def run_fuzzers(seconds):
                     failed += 1
                     print(output[-8000:])
     print(f"== fuzz: {len(targets)} targets, {failed} failed, {time.time() - started:.0f} s", flush=True)
-    return [len(targets) - failed, failed, 0]
+    return Totals(len(targets) - failed, failed)
 
 
 def start_fuzzer(root, target, seconds, scratch):
@@ -156,16 +197,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true")
     full = parser.parse_args().full
-    sums = [0, 0, 0]
+    total = Totals()
     for suite in suites(full):
-        sums = [a + b for a, b in zip(sums, run_suite(*suite))]
+        total += run_suite(*suite)
     for path in SCRIPTS_FULL if full else []:
-        sums = [a + b for a, b in zip(sums, run_script(path))]
-    sums = [a + b for a, b in zip(sums, run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS))]
-    if sums[0] + sums[1] == 0:
-        sums[1] = 1
-    print(f"{sums[0]} passed, {sums[1]} failed" + (f", {sums[2]} skipped" if sums[2] else ""))
-    sys.exit(1 if sums[1] else 0)
+        total += run_script(path)
+    total += run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS)
+    if total.passed + total.failed == 0:
+        total.failed = 1
+    if total.flaky:
+        print(f"{len(total.flaky)} flaky: {', '.join(total.flaky)}, see FLAKY above")
+    print(total)
+    sys.exit(1 if total.failed else 0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # Installs what a bare Debian 12 lacks to build and run packd; says nothing and takes no time when all is there.
 #
 #   tools/setup.sh build|test|full        each includes those before it
+#   tools/setup.sh bench                  test, and the peers that ./bench.sh measures beside packd (2 GB)
 #
 # Uses apt-get, through sudo when not root. What the tests need from PyPI goes into a virtual environment, $PACKD_VENV or ~/.cache/packd/venv;
 # without PyPI they are skipped by name.
@@ -16,9 +17,9 @@ full=(buildah debootstrap)
 
 case ${1:-build} in
 build) want=("${build[@]}") ;;
-test) want=("${build[@]}" "${test[@]}") ;;
+test | bench) want=("${build[@]}" "${test[@]}") ;;
 full) want=("${build[@]}" "${test[@]}" "${full[@]}") ;;
-*) sed -n 2,7p "$0" >&2; exit 2 ;;
+*) sed -n 2,8p "$0" >&2; exit 2 ;;
 esac
 
 apt_packages() {
@@ -42,7 +43,7 @@ apt_packages() {
   rm -f "$log"
 }
 
-# A virtual environment with packages that only tests use and Debian lacks.
+# A virtual environment with packages that only tests or benchmarks use and Debian lacks.
 python_packages() {
   local venv=$1 log
   shift
@@ -52,7 +53,7 @@ python_packages() {
     touch "$venv/complete"
   else
     tail -n 3 "$log" >&2
-    echo "setup: no $* from PyPI: the tests that need them will be skipped" >&2
+    echo "setup: no $* from PyPI: what needs them will be skipped" >&2
   fi
   rm -f "$log"
 }
@@ -62,3 +63,10 @@ venv=${PACKD_VENV:-$HOME/.cache/packd/venv}
 [ "${1:-build}" = build ] || python_packages "$venv" kubernetes-validate==1.37.0
 # The trainers' packages as they are today, beside Debian's, for tests/python/current*_test.py. About 6 GB.
 [ "${1:-build}" != full ] || python_packages "$venv-trainers" numpy cffi torch torchdata transformers jax pyarrow datasets
+
+# Each in an environment of its own: they want different versions of the same packages, and one that cannot be installed must not take others along.
+if [ "${1:-build}" = bench ]; then
+  python_packages "$venv-seqpacker" numpy seqpacker==0.1.3
+  python_packages "$venv-grain" numpy grain==0.2.18
+  python_packages "$venv-tensorflow" numpy tensorflow-cpu==2.21.0
+fi

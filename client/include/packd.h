@@ -377,7 +377,7 @@ struct packd_job_info {
     uint32_t next_micro;
     uint64_t batches, payload_bytes, received_bytes; /* returned by next; received on the wire */
     uint64_t reopens;
-    uint32_t capacity_batches; /* prefetch, as limited by bytes */
+    uint32_t capacity_batches; /* prefetch, as limited by bytes; 1 until a batch has begun */
     bool created;
 };
 

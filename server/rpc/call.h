@@ -18,6 +18,7 @@
 #include "proto/packd.pb-c.h"
 #include "server/ingest/credit.h"
 #include "server/rpc/access.h"
+#include "server/rpc/connections.h"
 #include "server/rpc/peers.h"
 #include "server/rpc/rpc.h"
 
@@ -109,6 +110,7 @@ struct pd_rpc {
     grpc_server *servers[PD_DOORS]; /* NULL: no such listener */
     struct pd_access *access;
     struct pd_peers *peers;
+    struct pd_connections *connections;
     struct pd_rpc_thread *threads;
     uint32_t thread_count;
     char *addresses[PD_DOORS][PD_LISTEN_MAX];

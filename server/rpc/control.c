@@ -11,7 +11,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* `why`, kept in the log. False: the call has failed. */
+/* `why`, kept in the log; lines of text quote it, so its own quotes become single ones. False: the
+ * call has failed. */
 static bool copy_why(struct pd_call *call, char to[256], const char *why)
 {
     if (strlen(why) > 255) {
@@ -19,6 +20,8 @@ static bool copy_why(struct pd_call *call, char to[256], const char *why)
         return false;
     }
     memcpy(to, why, strlen(why) + 1);
+    for (char *quote = to; (quote = strchr(quote, '"'));)
+        *quote = '\'';
     return true;
 }
 

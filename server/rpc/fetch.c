@@ -55,6 +55,7 @@ struct fetch {
     uint64_t begun_ns;           /* monotonic: when the batch's turn came */
     bool counted;                /* among the rank's calls */
     bool commit_needed_told;
+    bool said_reached; /* that all before the step waited for has been received */
     uint64_t end_step; /* ENDING: steps the job has */
     Packd__V1__FetchOpen *open;
 };
@@ -348,8 +349,8 @@ static void on_delivered(struct pd_ask *ask)
     pd_ask_free(ask);
 }
 
-/* The first time that a step is whole at its readers: the horizon moves. */
-static void report_step(struct fetch *fetch)
+/* The step is whole at its readers for the first time, or this rank says that it has it. */
+static void report_step(struct fetch *fetch, uint64_t step, bool said)
 {
     struct pd_ask *ask = pd_ask_new(&fetch->call, PD_REQUEST_DELIVERED, on_delivered);
 
@@ -357,7 +358,8 @@ static void report_step(struct fetch *fetch)
         return;
     ask->of.delivered.feed_index = fetch->key.feed_index;
     ask->of.delivered.job_id = fetch->key.job_id;
-    ask->of.delivered.step = fetch->key.step;
+    ask->of.delivered.step = step;
+    ask->of.delivered.said = said;
     if (pd_ask_submit(ask) != 0)
         pd_ask_free(ask);
 }
@@ -371,7 +373,7 @@ static void end_batch(struct fetch *fetch)
     pd_ready_batch_unref(fetch->batch);
     fetch->batch = NULL;
     if (step_complete)
-        report_step(fetch);
+        report_step(fetch, fetch->key.step, false);
     fetch->key = next_key(fetch);
 }
 
@@ -414,6 +416,16 @@ static void fail_get(struct fetch *fetch, int rc, uint64_t bound, const struct p
                                 pd_err_text(rc));
 }
 
+/* Waiting for a step that is not planned: what lies before it, the rank has. A packd that has been
+ * restarted knows it from here alone. */
+static void say_reached(struct fetch *fetch, const struct pd_wait_info *info)
+{
+    if (fetch->said_reached || info->packs_missing == 0 || fetch->key.step == 0)
+        return;
+    fetch->said_reached = true;
+    report_step(fetch, fetch->key.step - 1, true);
+}
+
 static void get(struct fetch *fetch)
 {
     struct pd_ready_batch *batch = NULL;
@@ -430,6 +442,7 @@ static void get(struct fetch *fetch)
                           &steps, &error);
     if (rc == PD_EAGAIN) {
         mind_self_test(fetch, &info);
+        say_reached(fetch, &info);
         note_wait(fetch, pd_waiting_label(info.reason));
         if (wait_changed(fetch, &info))
             tell_waiting(fetch, &info);

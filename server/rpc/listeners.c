@@ -1,8 +1,10 @@
 /* The listeners: a gRPC server for each door (main, Admin, health), their addresses, TLS.
  *
  * Place in the flow: rpc.c makes and binds them at start. Main thread. With a certificate every TCP
- * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. It
- * accepts no call. */
+ * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. What
+ * a listener accepts is asked of accept.c, which learns here which sockets are whose. It accepts no
+ * call. */
+#include "server/rpc/accept.h"
 #include "server/rpc/call.h"
 #include "server/rpc/tls.h"
 
@@ -45,6 +47,7 @@ static grpc_server *make_server(const struct pd_config *config)
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000),
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, int_of(config->handshake_ns / 1000000u)),
     };
     grpc_channel_args list = {.num_args = PD_COUNT_OF(args), .args = args};
 
@@ -133,7 +136,8 @@ static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
     if (!bound)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");
     rpc->addresses[door][rpc->address_counts[door]++] = bound;
-    return is_unix(address) ? set_mode(rpc->options.config, address, error) : 0;
+    rc = pd_accept_learn(door, error);
+    return rc == 0 && is_unix(address) ? set_mode(rpc->options.config, address, error) : rc;
 }
 
 static int bind_door(struct pd_rpc *rpc, enum pd_door door, char *const *addresses, uint32_t count,

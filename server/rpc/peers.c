@@ -12,7 +12,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define PEERS_MAX 1024u /* a power of two */
+#define PEERS_MAX 8192u /* a power of two */
 #define PROBES_MAX 16u
 #define SECOND_NS 1000000000u
 

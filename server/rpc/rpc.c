@@ -14,6 +14,7 @@
  * call is told and ends itself; after the grace period all calls are cancelled; queues are shut
  * down, threads joined, everything destroyed, at last gRPC itself, which lets go of the last
  * slices. */
+#include "server/rpc/accept.h"
 #include "server/rpc/call.h"
 #include "server/rpc/tls.h"
 
@@ -170,6 +171,10 @@ static void tick(struct pd_rpc_thread *thread)
     if (now_ns < thread->tick_at_ns)
         return;
     thread->tick_at_ns = now_ns + PD_RPC_TICK_NS;
+    if (thread->index == 0) {
+        pd_connections_look(thread->rpc->connections);
+        pd_accept_unstick();
+    }
     for (struct pd_link *at = thread->calls.next; at != &thread->calls;) {
         struct pd_call *call = PD_CONTAINER_OF(at, struct pd_call, link);
         at = at->next;
@@ -346,6 +351,10 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
         rc = pd_peers_new(options->config->peer_calls_max, options->config->peer_rate_max,
                           &rpc->peers, error);
     if (rc == 0)
+        rc = pd_connections_new(options->config, &rpc->connections, error);
+    if (rc == 0)
+        rc = pd_accept_open(rpc->connections, error);
+    if (rc == 0)
         rc = pd_listeners_make(rpc, error);
     if (rc == 0)
         rc = make_threads(rpc, error);
@@ -418,6 +427,9 @@ void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
     gauges->fetch_calls = atomic_load(&rpc->fetch_calls);
     gauges->ingest_reserved_bytes = pd_credit_reserved_bytes(&rpc->credit);
     gauges->ingest_max_bytes = rpc->credit.max_bytes;
+    for (int door = 0; door < PD_DOORS; door++)
+        gauges->connections[door] = pd_connections_open(rpc->connections, (enum pd_door)door);
+    gauges->connections_max = pd_connections_max(rpc->connections, PD_DOOR_MAIN);
 }
 
 /* ---- stop ---- */
@@ -512,6 +524,7 @@ void pd_rpc_stop(struct pd_rpc *rpc, uint64_t grace_ns)
     /* Blocking, so that every slice that points into a batch is gone before the batches' owner is.
      */
     grpc_shutdown_blocking();
+    pd_accept_close();
 }
 
 void pd_rpc_free(struct pd_rpc *rpc)
@@ -525,6 +538,7 @@ void pd_rpc_free(struct pd_rpc *rpc)
     free(rpc->threads);
     pd_access_free(rpc->access);
     pd_peers_free(rpc->peers);
+    pd_connections_free(rpc->connections);
     (void)pthread_cond_destroy(&rpc->changed);
     (void)pthread_mutex_destroy(&rpc->lock);
     free(rpc);

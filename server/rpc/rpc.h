@@ -53,8 +53,8 @@ uint64_t pd_rpc_incarnation(const struct pd_rpc *rpc);
 /* Reads the token files of `auth` again (certificates are read again by themselves); on failure
  * those in force stay. Main thread. */
 int pd_rpc_reload(struct pd_rpc *rpc, struct pd_error *error) PD_MUST_CHECK;
-/* gRPC has given up an address: it does so for good when accept fails, as it does without free file
- * descriptors, and nobody can connect there again. Any thread. */
+/* gRPC has given up an address for good, since accept failed there in a way that accept.c cannot
+ * mend: nobody can connect there again. Any thread. */
 bool pd_rpc_is_deaf(void);
 /* What health Check and Watch answer. Any thread. */
 void pd_rpc_set_serving(struct pd_rpc *rpc, bool serving);
@@ -72,6 +72,7 @@ void pd_rpc_free(struct pd_rpc *rpc);
 struct pd_rpc_gauges {
     uint64_t push_calls, fetch_calls, calls;
     uint64_t ingest_reserved_bytes, ingest_max_bytes; /* credit granted and not yet returned */
+    uint32_t connections[PD_DOORS], connections_max;  /* open; of the main door */
 };
 /* Any thread. */
 void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges);

@@ -1,170 +1,105 @@
 #!/usr/bin/env python3
-"""packd beside the bare pipe: the same bytes through the same parts, in the same run, taking turns.
+"""Runs sections of the benchmarks, prints their tables and the table of budgets, writes JSON.
 
-Prints a table, ratios first, and with --json writes everything. A row is one arrangement; its figures are medians over the runs:
+    tests/bench/bench.py [--quick] [--out DIR] [--row NAME ...] [SECTION ...]     from the top, after //tests/bench:all, //tests/gpu:probe_bench,
+                                                                                  //server:packd and //client/... were built; ./bench.sh does both
 
-  rate     packd's bytes a second over the pipe's (payload in and out, all acked and all taken)
-  CPU      the pipe's processor time a byte over packd's, servers and clients together: what the rate would be on a machine that does nothing else;
-           the one to read where the machine is shared
-  p50 ...  time from the request for a ready batch to its last byte, packd and pipe
-
-    tests/bench/bench.py [--runs N] [--mib N] [--only NAME] [--json FILE]     from the top, after //tests/bench and //server:packd were built
+Each section writes DIR/NAME.json, and DIR/results.json holds all of this run with the budgets. Exit status 1: budgets are missed beyond the allowance,
+at most two, none by more than a fifth. --quick runs everything once with little data: whether it works, not how fast; it judges nothing.
+--row limits end-to-end to these rows.
 """
 
 import argparse
 import json
 import os
-import shutil
-import signal
-import statistics
-import subprocess
+import platform
 import sys
-import tempfile
 import time
 
-BIN = os.environ.get("PACKD_BENCH_BIN", "bazel-bin")
-TICK = os.sysconf("SC_CLK_TCK")
-DEADLINE_S = 300
-BASE = {"transport": "tcp", "durability": "process", "producers": 4, "ranks": 1, "sample": 4096, "probe": False}
-ROWS = {
-    "base": {},
-    "unix socket": {"transport": "unix"},
-    "fsync": {"durability": "fsync"},
-    "1 producer": {"producers": 1},
-    "16 producers": {"producers": 16},
-    "8 ranks": {"ranks": 8},
-    "16 producers, 8 ranks, fsync": {"producers": 16, "ranks": 8, "durability": "fsync"},
-    "samples of 64 B": {"sample": 64},
-    "samples of 1 KiB": {"sample": 1024},
-    "samples of 64 KiB": {"sample": 65536},
-    "with the CPU probe": {"probe": True, "mib": 1024},  # long enough to leave its burst of the first second behind
+import append
+import client_loop
+import end_to_end
+import growth
+import latency
+import memory
+import packing
+import probe
+import restart
+from support import SHORT_AT_MOST, say
+
+SECTIONS = {  # name: (title, module); in the order in which they run
+    "packing": ("Packing: fill and decisions a second", packing),
+    "end-to-end": ("End to end beside the bare pipe", end_to_end),
+    "latency": ("Fetch of a ready batch", latency),
+    "restart": ("Start and restart", restart),
+    "memory": ("Anonymous memory", memory),
+    "growth": ("Cost as work grows", growth),
+    "append": ("Durable append beside bare LMDB", append),
+    "probe": ("Attention probe on the CPU", probe),
+    "python": ("Python beside C", client_loop),
 }
-LATENCY_BATCHES = 200
+MISSES_AT_MOST = 2
 
 
-def program(*path):
-    return os.path.join(BIN, *path)
+def machine():
+    with open("/proc/cpuinfo") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    with open("/proc/loadavg") as file:
+        load = file.read().split()[0]
+    return {"cpu": models[0] if models else platform.machine(), "cores": os.cpu_count(), "kernel": platform.release(), "load_at_start": float(load)}
 
 
-def wait_for(condition, what):
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit(f"bench: {what} takes too long")
-        time.sleep(0.02)
+def verdict(budgets):
+    """0 where the misses are within the allowance, else 1; a row of its own for each budget."""
+    say("| budget | figure | limit | | short by |\n|---|---|---|---|---|")
+    for row in budgets:
+        note = f" ({row['note']})" if row["note"] else ""
+        say(f"| {row['what']} | {row['figure']:.4g} {row['unit']} | {'>=' if row['at_least'] else '<='} {row['limit']:.4g}{note} | "
+            f"{'ok' if row['ok'] else 'MISSED'} | {'' if row['ok'] else format(row['short_by'], '.1%')} |")
+    missed = [row for row in budgets if not row["ok"]]
+    beyond = [row for row in missed if row["short_by"] > SHORT_AT_MOST]
+    say(f"\n{len(budgets) - len(missed)} of {len(budgets)} hold; allowed: {MISSES_AT_MOST} missed, none by more than {SHORT_AT_MOST:.0%}; "
+        f"missed {len(missed)}, by more {len(beyond)}")
+    return int(len(missed) > MISSES_AT_MOST or bool(beyond))
 
 
-def cpu_seconds(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-class Pipe:
-    name = "pipe"
-
-    def __init__(self, row, directory, address):
-        self.process = subprocess.Popen([program("tests", "bench", "pipe_server"), address, os.path.join(directory, "log"), row["durability"]],
-                                        stdout=subprocess.PIPE, text=True)
-        self.address = self.process.stdout.readline().strip()
-
-
-class Packd:
-    name = "packd"
-
-    def __init__(self, row, directory, address):
-        config = {"log": {"durability": row["durability"]}, "feeds": [{"name": "default", "seq_len": 32768, "window": 1024}],
-                  "validate": {"fraction": 1.0 if row["probe"] else 0}}
-        path, ports, log = (os.path.join(directory, name) for name in ("packd.yaml", "ports", "stderr"))
-        with open(path, "w") as file:
-            json.dump(config, file)
-        with open(log, "w") as stderr:
-            self.process = subprocess.Popen([program("server", "packd"), "--config", path, "--listen", address, "--http", "127.0.0.1:0",
-                                             "--data-dir", os.path.join(directory, "log"), "--ports-file", ports], stderr=stderr)
-        wait_for(lambda: os.path.exists(ports), "packd's start")
-        wait_for(lambda: "selftest_passed" in open(log).read(), "packd's self-test")
-        with open(ports) as file:
-            self.address = json.load(file)["grpc"][0]
-
-
-def run_once(kind, row, mib):
-    """One server, one load; its JSON with the processor time of both."""
-    directory = tempfile.mkdtemp(prefix="packd-bench-")
-    address = f"unix:{directory}/s" if row["transport"] == "unix" else "127.0.0.1:0"
-    server = kind(row, directory, address)
-    try:
-        before = cpu_seconds(server.process.pid)
-        command = [program("tests", "bench", "load"), server.name, server.address, row["producers"], row["ranks"], row["sample"], mib]
-        load = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
-        output = load.stdout.read()
-        _, status, usage = os.wait4(load.pid, 0)
-        load.returncode = os.waitstatus_to_exitcode(status)
-        if load.returncode != 0:
-            raise SystemExit(f"bench: {' '.join(map(str, command))} ended with {load.returncode}")
-        result = json.loads(output)
-        result["server_cpu_s"] = cpu_seconds(server.process.pid) - before
-        result["client_cpu_s"] = usage.ru_utime + usage.ru_stime
-        return result
-    finally:
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def latency_once(kind, row):
-    directory = tempfile.mkdtemp(prefix="packd-bench-")
-    server = kind(row, directory, "127.0.0.1:0")
-    try:
-        command = [program("tests", "bench", "load"), server.name, server.address, 1, 1, 4096, 128, LATENCY_BATCHES]
-        return json.loads(subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True).stdout)["latency"]
-    finally:
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def cpu_of(result):
-    return (result["server_cpu_s"] + result["client_cpu_s"]) / result["in_bytes"]
-
-
-def measure(name, changes, runs, mib):
-    row = {**BASE, **changes}
-    pipe, packd = [], []
-    for i in range(runs):
-        for kind, results in ((Pipe, pipe), (Packd, packd)) if i % 2 == 0 else ((Packd, packd), (Pipe, pipe)):
-            results.append(run_once(kind, row, row.get("mib", mib)))
-    median = statistics.median
-    return {"name": name, **row,
-            "rate_ratio": median(b["mb_s"] / a["mb_s"] for a, b in zip(pipe, packd)),
-            "cpu_ratio": median(cpu_of(a) / cpu_of(b) for a, b in zip(pipe, packd)),
-            "server_cpu_ratio": median(a["server_cpu_s"] / b["server_cpu_s"] for a, b in zip(pipe, packd)),
-            "pipe_mb_s": median(r["mb_s"] for r in pipe), "packd_mb_s": median(r["mb_s"] for r in packd),
-            "packd_mtokens_s": median(r["mb_s"] for r in packd) / 4, "pipe": pipe, "packd": packd}
+def write(directory, name, found):
+    with open(os.path.join(directory, name + ".json"), "w") as file:
+        json.dump(found, file, indent=1)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--only", action="append", choices=ROWS)
-    parser.add_argument("--json")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", default="bench")
+    parser.add_argument("--row", action="append", choices=end_to_end.ROWS)
+    parser.add_argument("section", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     args = parser.parse_args()
-    table = []
-    print(f"{'':30} {'rate':>6} {'CPU':>6} {'server':>6} {'packd MB/s':>11} {'pipe MB/s':>10} {'M tokens/s':>10}")
-    for name, changes in ROWS.items():
-        if args.only and name not in args.only:
+    unknown = set(args.section) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    os.makedirs(args.out, exist_ok=True)
+    results = {"machine": machine(), "quick": args.quick, "sections": {}}
+    say("machine: {cpu}, {cores} cores, load {load_at_start}".format(**results["machine"]))
+    for name, (title, module) in SECTIONS.items():
+        if args.section and name not in args.section:
             continue
-        row = measure(name, changes, args.runs, args.mib)
-        table.append(row)
-        print(f"{name:30} {row['rate_ratio']:6.2f} {row['cpu_ratio']:6.2f} {row['server_cpu_ratio']:6.2f} {row['packd_mb_s']:11.1f} "
-              f"{row['pipe_mb_s']:10.1f} {row['packd_mtokens_s']:10.1f}", flush=True)
-    latency = {kind.name: latency_once(kind, BASE) for kind in (Pipe, Packd)}
-    for name, values in latency.items():
-        print(f"fetch of a ready batch, {name}: p50 {values['p50_us']:.0f}, p99 {values['p99_us']:.0f}, p99.9 {values['p999_us']:.0f} us, "
-              f"{values['bytes']} bytes")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"end_to_end": table, "latency": latency}, file, indent=1)
+        say(f"\n== {title} ({name})\n")
+        began = time.monotonic()
+        found = module.measure(args.quick, *([args.row] if module is end_to_end else []))
+        found["took_s"] = round(time.monotonic() - began, 1)
+        results["sections"][name] = found
+        write(args.out, name, found)
+        say(f"\n({found['took_s']:.0f} s)")
+    results["budgets"] = [row for found in results["sections"].values() for row in found.get("budgets", [])]
+    say("\n== Budgets\n")
+    status = verdict(results["budgets"])
+    results["within_allowance"] = status == 0
+    write(args.out, "results", results)
+    if args.quick:
+        say("a quick run: the figures say nothing, the exit status neither")
+        return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 /* Raw clients, for packd and for the bare pipe alike: gRPC C core, one connection and one thread a
  * stream, nothing done to the bytes. So both servers are asked for the same by the same code.
  *
- *   load packd|pipe ADDRESS PRODUCERS RANKS SAMPLE_BYTES MIB [LATENCY_BATCHES]
+ *   load packd|pipe ADDRESS [--producers N] [--ranks N] [--jobs N] [--rows N]
+ *        [--sample BYTES | --media] [--mib N] [--latency BATCHES] [--hold]
  *
- * Producers send MIB in all, in messages of 512 KiB; ranks take everything meanwhile. Then one rank
- * takes LATENCY_BATCHES more, each asked for after a pause in which it can be made ready. Prints
- * one JSON object: seconds until all was acked and taken, bytes each way, latencies in
- * microseconds. A packd must have a feed `default`, fresh. */
+ * Producers send N MiB in all, in messages of at most 512 KiB; the ranks of each job take
+ * everything meanwhile. Then one rank takes BATCHES more, each asked for after a pause in which it
+ * can be made ready. Prints one JSON object: seconds until all was acked and taken, bytes each way,
+ * latencies in microseconds. A packd must have a feed `default`, fresh; with --media one of
+ * M-RoPE positions and the media token 9.
+ *
+ * With --hold the producers only begin their calls: "held" is printed once all are answered, and
+ * they stay open until stdin ends. */
 #include "tests/bench/load.h"
 
 #include "base/check.h"
@@ -18,18 +23,6 @@
 
 static struct load load;
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double percentile_us(uint64_t *values, uint32_t count, double part)
-{
-    uint32_t at = (uint32_t)((double)count * part);
-    return count ? (double)values[at < count ? at : count - 1] / 1e3 : 0;
-}
-
 static void print_result(uint64_t started_ns, uint64_t pushed_ns, uint64_t taken_ns,
                          const struct load_stream *probe)
 {
@@ -39,17 +32,14 @@ static void print_result(uint64_t started_ns, uint64_t pushed_ns, uint64_t taken
            seconds, (double)(pushed_ns - started_ns) / 1e9, (double)load.bytes / seconds / 1e6,
            (unsigned long long)load.bytes, (unsigned long long)atomic_load(&load.taken_bytes),
            (unsigned long long)atomic_load(&load.batches));
-    if (probe->latency_count > 0) {
-        uint64_t *values = probe->latencies_ns;
-        uint32_t count = probe->latency_count;
-        qsort(values, count, sizeof *values, by_value);
-        printf(", \"latency\": {\"batches\": %u, \"bytes\": %llu, \"p50_us\": %.1f, \"p99_us\": "
-               "%.1f, \"p999_us\": %.1f}",
-               count, (unsigned long long)(probe->taken_bytes / probe->batches),
-               percentile_us(values, count, 0.5), percentile_us(values, count, 0.99),
-               percentile_us(values, count, 0.999));
-    }
-    printf("}\n");
+    uint64_t blocks = load.bytes / load.body.size;
+    printf(", \"samples\": %llu, \"tokens\": %llu, \"latency_bytes\": %llu, \"latency_us\": [",
+           (unsigned long long)(blocks * load.body.samples),
+           (unsigned long long)(blocks * load.body.tokens),
+           (unsigned long long)(probe->batches ? probe->taken_bytes / probe->batches : 0));
+    for (uint32_t i = 0; i < probe->latency_count; i++)
+        printf("%s%.1f", i ? ", " : "", (double)probe->latencies_ns[i] / 1e3);
+    printf("]}\n");
 }
 
 static struct load_stream *start(uint32_t count, void *(*run)(void *))
@@ -80,36 +70,110 @@ static void measure_latency(struct load_stream *probe, uint32_t batches)
     load.protocol->take(probe);
 }
 
+static void hold(void)
+{
+    struct load_stream *streams = calloc(load.producers, sizeof *streams);
+    PD_CHECK(streams);
+    for (uint32_t i = 0; i < load.producers; i++) {
+        struct load_call *call = &streams[i].call;
+        grpc_slice message = grpc_empty_slice();
+        streams[i].load = &load;
+        streams[i].number = i;
+        load.protocol->greet(&streams[i]);
+        load_call_read(call);
+        while (GRPC_SLICE_LENGTH(message) == 0 && !call->over)
+            (void)load_call_wait(call, &message);
+        PD_CHECK(!call->over);
+        grpc_slice_unref(message);
+    }
+    puts("held");
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+}
+
+static uint32_t number_of(const char *text)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+    if (*text == 0 || *end != 0 || value > UINT32_MAX) {
+        fprintf(stderr, "load: '%s' is not a number\n", text);
+        exit(2);
+    }
+    return (uint32_t)value;
+}
+
+static void parse(int argc, char **argv)
+{
+    uint32_t sample_bytes = 4096;
+    const struct {
+        const char *name;
+        uint32_t *value;
+    } options[] = {{"--producers", &load.producers},
+                   {"--ranks", &load.ranks},
+                   {"--jobs", &load.jobs},
+                   {"--rows", &load.rows},
+                   {"--sample", &sample_bytes},
+                   {"--mib", &load.mib},
+                   {"--latency", &load.latency_batches}};
+    load.producers = load.ranks = load.jobs = 1;
+    load.rows = 4;
+    load.mib = 256;
+    load.protocol = argc > 1 && strcmp(argv[1], "pipe") == 0    ? &load_pipe
+                    : argc > 1 && strcmp(argv[1], "packd") == 0 ? &load_packd
+                                                                : NULL;
+    load.address = argc > 2 ? argv[2] : NULL;
+    bool good = load.protocol && load.address;
+    for (int i = 3; i < argc && good; i++) {
+        size_t at = 0;
+        bool *flag = strcmp(argv[i], "--media") == 0  ? &load.media
+                     : strcmp(argv[i], "--hold") == 0 ? &load.hold
+                                                      : NULL;
+        if (flag) {
+            *flag = true;
+            continue;
+        }
+        while (at < PD_COUNT_OF(options) && strcmp(argv[i], options[at].name) != 0)
+            at++;
+        good = at < PD_COUNT_OF(options) && i + 1 < argc;
+        if (good)
+            *options[at].value = number_of(argv[++i]);
+    }
+    load.sample_tokens = sample_bytes / 4;
+    if (!good || !load.ranks || !load.rows || !load.jobs || load.jobs > LOAD_JOBS_MAX ||
+        !load.sample_tokens || load.producers > 10000) {
+        fprintf(stderr,
+                "usage: load packd|pipe ADDRESS [--producers N] [--ranks N] [--jobs N] "
+                "[--rows N] [--sample BYTES | --media] [--mib N] [--latency BATCHES] [--hold]\n");
+        exit(2);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    if (argc < 7) {
-        fprintf(stderr, "usage: load packd|pipe ADDRESS PRODUCERS RANKS SAMPLE_BYTES MIB "
-                        "[LATENCY_BATCHES]\n");
-        return 2;
+    parse(argc, argv);
+    grpc_init();
+    if (load.hold) {
+        hold();
+        return 0;
     }
-    load.protocol = strcmp(argv[1], "pipe") == 0 ? &load_pipe : &load_packd;
-    load.address = argv[2];
-    load.producers = (uint32_t)atoi(argv[3]);
-    load.ranks = (uint32_t)atoi(argv[4]);
-    load.sample_tokens = (uint32_t)atoi(argv[5]) / 4;
+    load_fill_body(&load);
     /* Without producers the ranks take what a former run has pushed. */
     uint32_t shares = load.producers > 0 ? load.producers : 1;
-    load.messages = (uint64_t)atoi(argv[6]) * (1u << 20) / LOAD_BODY_BYTES / shares;
-    load.bytes = load.messages * shares * LOAD_BODY_BYTES;
-    PD_CHECK(load.sample_tokens > 0 && load.messages > 0 && load.ranks > 0);
-    grpc_init();
-    load_fill_body(&load);
+    load.messages = load.mib * (uint64_t)(1u << 20) / load.body.size / shares;
+    load.bytes = load.messages * shares * load.body.size;
+    PD_CHECK(load.messages > 0);
     load.protocol->open(&load);
     uint64_t started_ns = pd_clock_mono_ns();
     struct load_stream *producers = start(load.producers, load.protocol->push);
-    struct load_stream *ranks = start(load.ranks, load.protocol->take);
+    struct load_stream *takers = start(load.ranks * load.jobs, load.protocol->take);
     join(producers, load.producers);
     uint64_t pushed_ns = pd_clock_mono_ns();
     load.protocol->pushed(&load);
-    join(ranks, load.ranks);
+    join(takers, load.ranks * load.jobs);
     uint64_t taken_ns = pd_clock_mono_ns();
     struct load_stream probe;
-    measure_latency(&probe, argc > 7 ? (uint32_t)atoi(argv[7]) : 0);
+    measure_latency(&probe, load.latency_batches);
     print_result(started_ns, pushed_ns, taken_ns, &probe);
     return 0;
 }

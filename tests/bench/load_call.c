@@ -1,6 +1,5 @@
 /* A bidirectional call of gRPC C core as one thread uses it: at most one read and one write under
- * way, and a wait for either. Also what all clients of a run share: the body, and the count of what
- * has arrived. It knows no protocol. */
+ * way, and a wait for either. Also the count of what has arrived. It knows no protocol. */
 #include "tests/bench/load.h"
 
 #include "base/check.h"
@@ -158,26 +157,7 @@ grpc_slice load_unary(const char *address, const char *method, grpc_slice reques
     return reply;
 }
 
-/* ---- what all share ---- */
-
-void load_fill_body(struct load *load)
-{
-    uint32_t tokens = LOAD_BODY_BYTES / 4, left = tokens, random = 1;
-    load->body = malloc(LOAD_BODY_BYTES);
-    load->lengths = malloc(tokens * sizeof *load->lengths);
-    PD_CHECK(load->body && load->lengths);
-    for (uint32_t i = 0; i < tokens; i++)
-        load->body[i] = (int32_t)((i * 2654435761u) >> 16);
-    while (left > 0) {
-        random = random * 1664525u + 1013904223u;
-        uint32_t mean = load->sample_tokens;
-        uint32_t length = mean / 2 + (uint32_t)(((uint64_t)random * (mean + 1)) >> 32);
-        if (length == 0)
-            length = 1;
-        load->lengths[load->length_count++] = length < left ? length : left;
-        left -= length < left ? length : left;
-    }
-}
+/* ---- what has arrived ---- */
 
 bool load_took(struct load_stream *stream, uint64_t bytes)
 {

@@ -1,6 +1,6 @@
 /* `load`'s side of packd.v1: Push, OpenJob, Fetch, EndFeed, by the letter of the contract and with
- * nothing beyond it. Heads are encoded here, since each has another first_seq; small messages are
- * read with protobuf-c. */
+ * nothing beyond it. A head is encoded once but for its first_seq; small messages are read with
+ * protobuf-c. */
 #include "tests/bench/load.h"
 
 #include "base/check.h"
@@ -35,13 +35,22 @@ static size_t varint_bytes(uint64_t value)
 
 /* ---- the job ---- */
 
-static void open_job(struct load *load, const char *job, uint32_t ranks, bool reader)
+#define JOB_NAME_BYTES 24
+
+static const char *job_name(uint32_t job, char name[JOB_NAME_BYTES])
+{
+    snprintf(name, JOB_NAME_BYTES, "load-%u", job);
+    return name;
+}
+
+/* Its generation. */
+static uint64_t open_job(struct load *load, const char *job, uint32_t ranks, bool reader)
 {
     Packd__V1__OpenJobRequest request = PACKD__V1__OPEN_JOB_REQUEST__INIT;
     request.feed = "default";
     request.job = (char *)(uintptr_t)job;
     request.dp_size = ranks;
-    request.rows = LOAD_ROWS;
+    request.rows = load->rows;
     request.accum = 1;
     request.arrays = PACKD__V1__ARRAYS__ARRAYS_CORE;
     request.world_token = "load";
@@ -53,14 +62,17 @@ static void open_job(struct load *load, const char *job, uint32_t ranks, bool re
         NULL, GRPC_SLICE_LENGTH(reply), GRPC_SLICE_START_PTR(reply));
     PD_CHECK(response);
     snprintf(load->log_id, sizeof load->log_id, "%s", response->log_id);
-    load->generation = response->generation;
+    uint64_t generation = response->generation;
     packd__v1__open_job_response__free_unpacked(response, NULL);
     grpc_slice_unref(reply);
+    return generation;
 }
 
 static void packd_open(struct load *load)
 {
-    open_job(load, "load", load->ranks, false);
+    char name[JOB_NAME_BYTES];
+    for (uint32_t job = 0; job < load->jobs; job++)
+        load->generations[job] = open_job(load, job_name(job, name), load->ranks, false);
 }
 
 static void packd_pushed(struct load *load)
@@ -74,27 +86,105 @@ static void packd_pushed(struct load *load)
 
 struct push {
     struct load_stream *stream;
-    uint8_t *columns; /* lengths and body_bytes of every head, encoded */
+    uint8_t *columns; /* every head but for first_seq, its first field */
     size_t columns_bytes;
     uint64_t sent, next_seq, durable_seq;
     uint64_t used_bytes, credit_bytes;
+    size_t body_at, piece_bytes_max; /* sent of the block that is under way */
 };
+
+/* The columns of the spans: one image a sample, behind the text. */
+struct images {
+    uint32_t *counts, *offsets, *lengths, *patches, *grid_t, *grid_h, *grid_w;
+};
+
+static uint32_t *column(uint32_t count)
+{
+    uint32_t *values = malloc(count * sizeof *values);
+    PD_CHECK(values);
+    return values;
+}
+
+static struct images images_of(const struct load_body *body)
+{
+    uint32_t n = body->samples;
+    struct images images = {column(n), column(n), column(n), column(n),
+                            column(n), column(n), column(n)};
+    for (uint32_t i = 0; i < n; i++) {
+        images.counts[i] = images.grid_t[i] = 1;
+        images.offsets[i] = LOAD_TEXT_TOKENS;
+        images.lengths[i] = body->lengths[i] - LOAD_TEXT_TOKENS;
+        images.grid_h[i] = body->grids[i][0];
+        images.grid_w[i] = body->grids[i][1];
+        images.patches[i] = images.grid_h[i] * images.grid_w[i];
+    }
+    return images;
+}
+
+static void free_images(struct images *images)
+{
+    free(images->counts);
+    free(images->offsets);
+    free(images->lengths);
+    free(images->patches);
+    free(images->grid_t);
+    free(images->grid_h);
+    free(images->grid_w);
+}
+
+static void encode_head(struct push *push, const Packd__V1__BlockHead *head)
+{
+    push->columns_bytes = protobuf_c_message_get_packed_size(&head->base);
+    push->columns = malloc(push->columns_bytes);
+    PD_CHECK(push->columns && head->first_seq == 0); /* 0: not written */
+    protobuf_c_message_pack(&head->base, push->columns);
+}
+
+static void encode_media(struct push *push, Packd__V1__BlockHead *head)
+{
+    uint32_t patch_dims[] = {LOAD_PATCH_VALUES};
+    uint32_t action_dims[] = {LOAD_ACTION_STEPS, LOAD_ACTION_VALUES};
+    Packd__V1__TensorSpec patches = PACKD__V1__TENSOR_SPEC__INIT;
+    Packd__V1__TensorSpec action = PACKD__V1__TENSOR_SPEC__INIT;
+    Packd__V1__TensorSpec *tensors[] = {&patches, &action};
+    Packd__V1__Spans spans = PACKD__V1__SPANS__INIT;
+    struct images images = images_of(&push->stream->load->body);
+    size_t n = head->n_lengths;
+    patches.name = "pixel_values";
+    patches.dtype = PACKD__V1__DTYPE__DTYPE_BFLOAT16;
+    patches.axis = PACKD__V1__AXIS__AXIS_RAGGED;
+    patches.unit = PACKD__V1__RAGGED_UNIT__RAGGED_PATCH;
+    patches.n_dims = PD_COUNT_OF(patch_dims), patches.dims = patch_dims;
+    patches.n_counts = n, patches.counts = images.patches;
+    action.name = "action";
+    action.dtype = PACKD__V1__DTYPE__DTYPE_FLOAT32;
+    action.axis = PACKD__V1__AXIS__AXIS_SAMPLE;
+    action.n_dims = PD_COUNT_OF(action_dims), action.dims = action_dims;
+    spans.n_counts = n, spans.counts = images.counts;
+    spans.n_offsets = n, spans.offsets = images.offsets;
+    spans.n_lengths = n, spans.lengths = images.lengths;
+    spans.n_patches = n, spans.patches = images.patches;
+    spans.n_grid_t = n, spans.grid_t = images.grid_t;
+    spans.n_grid_h = n, spans.grid_h = images.grid_h;
+    spans.n_grid_w = n, spans.grid_w = images.grid_w;
+    spans.merge = LOAD_MERGE;
+    head->spans = &spans;
+    head->n_tensors = PD_COUNT_OF(tensors), head->tensors = tensors;
+    encode_head(push, head);
+    free_images(&images);
+}
 
 static void encode_columns(struct push *push)
 {
     const struct load *load = push->stream->load;
-    size_t packed = 0;
-    for (uint32_t i = 0; i < load->length_count; i++)
-        packed += varint_bytes(load->lengths[i]);
-    uint8_t *at = push->columns = malloc(packed + 32);
-    PD_CHECK(at);
-    *at++ = 0x12; /* lengths */
-    at = put_varint(at, packed);
-    for (uint32_t i = 0; i < load->length_count; i++)
-        at = put_varint(at, load->lengths[i]);
-    *at++ = 0x18; /* body_bytes */
-    at = put_varint(at, LOAD_BODY_BYTES);
-    push->columns_bytes = (size_t)(at - push->columns);
+    Packd__V1__BlockHead head = PACKD__V1__BLOCK_HEAD__INIT;
+    head.n_lengths = load->body.samples;
+    head.lengths = load->body.lengths;
+    head.body_bytes = load->body.size;
+    if (load->media)
+        encode_media(push, &head);
+    else
+        encode_head(push, &head);
 }
 
 static size_t head_bytes(const struct push *push)
@@ -102,13 +192,13 @@ static size_t head_bytes(const struct push *push)
     return 1 + varint_bytes(push->next_seq) + push->columns_bytes;
 }
 
-/* PushRequest{block: SampleBlock{head, body}}, up to the body's bytes. */
-static grpc_slice block_prefix(const struct push *push)
+/* PushRequest{block: SampleBlock{head, body}}, up to the bytes of the body's first piece. */
+static grpc_slice block_prefix(const struct push *push, size_t piece_bytes)
 {
     uint8_t bytes[48], *at = bytes;
-    size_t head = head_bytes(push), body = 1 + varint_bytes(LOAD_BODY_BYTES);
+    size_t head = head_bytes(push), body = 1 + varint_bytes(piece_bytes);
     *at++ = 0x12;
-    at = put_varint(at, 1 + varint_bytes(head) + head + body + LOAD_BODY_BYTES);
+    at = put_varint(at, 1 + varint_bytes(head) + head + body + piece_bytes);
     *at++ = 0x0a;
     at = put_varint(at, head);
     *at++ = 0x08;
@@ -120,22 +210,40 @@ static grpc_slice block_prefix(const struct push *push)
     memcpy(at + size, push->columns, push->columns_bytes);
     at += size + push->columns_bytes;
     *at++ = 0x7a;
-    put_varint(at, LOAD_BODY_BYTES);
+    put_varint(at, piece_bytes);
     return slice;
 }
 
-static void send_block(struct push *push)
+/* PushRequest{chunk: BlockChunk{body}}, likewise. */
+static grpc_slice chunk_prefix(size_t piece_bytes)
 {
-    const struct load *load = push->stream->load;
-    uint64_t cost = head_bytes(push) + LOAD_BODY_BYTES;
-    if (push->stream->call.writing || push->sent == load->messages ||
+    uint8_t bytes[24], *at = bytes;
+    *at++ = 0x1a;
+    at = put_varint(at, 1 + varint_bytes(piece_bytes) + piece_bytes);
+    *at++ = 0x7a;
+    at = put_varint(at, piece_bytes);
+    return grpc_slice_from_copied_buffer((const char *)bytes, (size_t)(at - bytes));
+}
+
+/* The next piece of the block that is under way, or of the next block. */
+static void send_piece(struct push *push)
+{
+    const struct load_body *body = &push->stream->load->body;
+    size_t left = body->size - push->body_at;
+    size_t piece = left < push->piece_bytes_max ? left : push->piece_bytes_max;
+    uint64_t cost = piece + (push->body_at == 0 ? head_bytes(push) : 0);
+    if (push->stream->call.writing || push->sent == push->stream->load->messages ||
         push->used_bytes + cost > push->credit_bytes)
         return;
-    grpc_slice slices[2] = {block_prefix(push),
-                            grpc_slice_from_static_buffer(load->body, LOAD_BODY_BYTES)};
+    grpc_slice slices[2] = {push->body_at == 0 ? block_prefix(push, piece) : chunk_prefix(piece),
+                            grpc_slice_from_static_buffer(body->bytes + push->body_at, piece)};
     load_call_write(&push->stream->call, slices, 2);
     push->used_bytes += cost;
-    push->next_seq += load->length_count;
+    push->body_at += piece;
+    if (push->body_at < body->size)
+        return;
+    push->body_at = 0;
+    push->next_seq += body->samples;
     push->sent++;
 }
 
@@ -148,6 +256,7 @@ static void take_answer(struct push *push, grpc_slice message)
     case PACKD__V1__PUSH_RESPONSE__WHAT_WELCOME:
         PD_CHECK(response->welcome->next_seq == 0);
         push->credit_bytes = response->welcome->credit_bytes;
+        push->piece_bytes_max = response->welcome->max_piece_bytes;
         break;
     case PACKD__V1__PUSH_RESPONSE__WHAT_ACK:
         push->credit_bytes = response->ack->credit_bytes;
@@ -179,13 +288,13 @@ static void *packd_push(void *arg)
 {
     struct push push = {.stream = arg};
     struct load_call *call = &push.stream->call;
-    uint64_t samples = push.stream->load->messages * push.stream->load->length_count;
+    uint64_t samples = push.stream->load->messages * push.stream->load->body.samples;
     grpc_slice message;
     encode_columns(&push);
     say_hello(push.stream);
     while (push.durable_seq < samples) {
         load_call_read(call);
-        send_block(&push);
+        send_piece(&push);
         if (load_call_wait(call, &message) && GRPC_SLICE_LENGTH(message) > 0)
             take_answer(&push, message);
         grpc_slice_unref(message);
@@ -200,7 +309,8 @@ static void *packd_push(void *arg)
 
 enum { TAG_BEGIN = 0x0a, TAG_CHUNK = 0x12, TAG_END = 0x22 };
 
-static void open_fetch(struct load_stream *stream, const char *job, uint64_t credit)
+static void open_fetch(struct load_stream *stream, const char *job, uint64_t generation,
+                       uint64_t credit)
 {
     const struct load *load = stream->load;
     Packd__V1__FetchOpen open = PACKD__V1__FETCH_OPEN__INIT;
@@ -208,8 +318,8 @@ static void open_fetch(struct load_stream *stream, const char *job, uint64_t cre
     open.feed = "default";
     open.job = (char *)(uintptr_t)job;
     open.log_id = (char *)(uintptr_t)load->log_id;
-    open.generation = load->generation;
-    open.dp_rank = stream->number;
+    open.generation = generation;
+    open.dp_rank = stream->number % load->ranks;
     open.credit_batches = (uint32_t)credit;
     open.arrays = PACKD__V1__ARRAYS__ARRAYS_CORE;
     request.what_case = PACKD__V1__FETCH_REQUEST__WHAT_OPEN;
@@ -299,12 +409,17 @@ static void *packd_take(void *arg)
 {
     struct take take = {.stream = arg};
     struct load_call *call = &take.stream->call;
-    bool probe = take.stream->latency_wanted > 0;
+    struct load *load = take.stream->load;
+    uint32_t job = take.stream->number / load->ranks;
+    char name[JOB_NAME_BYTES];
     grpc_slice message;
-    if (probe)
-        open_job(take.stream->load, "latency", 1, true);
-    load_ask(take.stream);
-    open_fetch(take.stream, probe ? "latency" : "load", probe ? 1 : LOAD_CREDIT);
+    if (take.stream->latency_wanted > 0) {
+        uint64_t generation = open_job(load, "latency", 1, true);
+        load_ask(take.stream);
+        open_fetch(take.stream, "latency", generation, 1);
+    } else {
+        open_fetch(take.stream, job_name(job, name), load->generations[job], LOAD_CREDIT);
+    }
     while (!take.ended) {
         load_call_read(call);
         give_credit(take.stream, &take.credit);
@@ -317,4 +432,5 @@ static void *packd_take(void *arg)
     return NULL;
 }
 
-const struct load_protocol load_packd = {packd_open, packd_push, packd_take, packd_pushed};
+const struct load_protocol load_packd = {packd_open, packd_push, packd_take, packd_pushed,
+                                         say_hello};

@@ -23,8 +23,8 @@ static void *pipe_push(void *arg)
     while (acked < load->messages) {
         load_call_read(call);
         if (!call->writing && sent < load->messages &&
-            (sent + 1 - acked) * LOAD_BODY_BYTES <= LOAD_WINDOW_BYTES) {
-            grpc_slice body = grpc_slice_from_static_buffer(load->body, LOAD_BODY_BYTES);
+            (sent + 1 - acked) * load->body.size <= LOAD_WINDOW_BYTES) {
+            grpc_slice body = grpc_slice_from_static_buffer(load->body.bytes, load->body.size);
             load_call_write(call, &body, 1);
             sent++;
         }
@@ -35,6 +35,13 @@ static void *pipe_push(void *arg)
     }
     load_call_close(call);
     return NULL;
+}
+
+static void pipe_greet(struct load_stream *stream)
+{
+    grpc_slice record = grpc_slice_from_static_string("hello");
+    load_call_open(&stream->call, stream->load->address, PIPE_IN);
+    load_call_write(&stream->call, &record, 1);
 }
 
 static void ask(struct load_call *call, uint64_t *credit)
@@ -49,8 +56,8 @@ static void ask(struct load_call *call, uint64_t *credit)
 static void begin(struct load_stream *stream)
 {
     bool probe = stream->latency_wanted > 0;
-    uint32_t open[4] = {stream->number, probe ? 1 : stream->load->ranks, probe ? 1 : LOAD_CREDIT,
-                        0};
+    uint32_t open[4] = {stream->number % stream->load->ranks, probe ? 1 : stream->load->ranks,
+                        probe ? 1 : LOAD_CREDIT, 0};
     load_call_open(&stream->call, stream->load->address, PIPE_OUT);
     load_ask(stream);
     grpc_slice slice = grpc_slice_from_copied_buffer((const char *)open, sizeof open);
@@ -66,8 +73,8 @@ static void *pipe_take(void *arg)
     grpc_slice message;
     bool enough = false;
     begin(stream);
-    while (!enough &&
-           (stream->latency_wanted > 0 || atomic_load(&load->taken_bytes) < load->bytes)) {
+    while (!enough && (stream->latency_wanted > 0 ||
+                       atomic_load(&load->taken_bytes) < load->bytes * load->jobs)) {
         load_call_read(call);
         ask(call, &credit);
         if (load_call_wait(call, &message) && GRPC_SLICE_LENGTH(message) > 0) {
@@ -82,4 +89,4 @@ static void *pipe_take(void *arg)
     return NULL;
 }
 
-const struct load_protocol load_pipe = {pipe_open, pipe_push, pipe_take, pipe_open};
+const struct load_protocol load_pipe = {pipe_open, pipe_push, pipe_take, pipe_open, pipe_greet};

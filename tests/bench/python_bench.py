@@ -50,7 +50,7 @@ class Pipe:
         self.run(1)
 
     def run(self, producers=0):
-        done = subprocess.run(["tests/bench/load", "pipe", self.address, str(producers), "1", "4096", str(self.mib)], capture_output=True, text=True,
+        done = subprocess.run(["tests/bench/load", "pipe", self.address, "--producers", str(producers), "--mib", str(self.mib)], capture_output=True, text=True,
                               timeout=600, check=True)
         return json.loads(done.stdout)
 

@@ -89,8 +89,9 @@ class ControlTest(unittest.TestCase):
             push(packd, "c", samples(300), source="code")
             planned = harness.wait_for("packs are planned", lambda: status_of(packd).planned_packs)
             skip = lambda **what: peer.admin(packd.address, "SkipSamples", pb.SkipSamplesRequest(**what))  # noqa: E731
-            answer = skip(stream="c", first_seq=200, last_seq=249, why="bad dump")
+            answer = skip(stream="c", first_seq=200, last_seq=249, why='bad "dump" event=forged')
             self.assertEqual(answer.effective_pack, planned)
+            self.assertIn("""why="bad 'dump' event=forged\"""", packd.log())
             skip(source="web", version_below=1)
             skip(stream="w", key=b"key-7")
             skip(group=b"g2", version_below=2)

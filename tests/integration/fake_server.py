@@ -269,7 +269,7 @@ class Feed(rpc.FeedServicer):
             raise Abort(grpc.StatusCode.ABORTED, "FENCED", f"the job is at generation {fake.generation}")
         credit = threading.Semaphore(opened.credit_batches)
         fake.credits.append(opened.credit_batches)
-        threading.Thread(target=self.read_credit, args=(requests, credit), daemon=True).start()
+        threading.Thread(target=self.read_credit, args=(requests, credit, fake.credits), daemon=True).start()
         step, micro = opened.first_step, opened.first_micro
         last = opened.last_step if opened.WhichOneof("until") == "last_step" else fake.steps - 1
         while step <= min(last, fake.steps - 1):
@@ -292,9 +292,10 @@ class Feed(rpc.FeedServicer):
             yield pb.FetchResponse(end=pb.EndOfFeed(last_step=fake.steps - 1, packs=fake.steps * ROWS, samples=1))
 
     @staticmethod
-    def read_credit(requests, credit):
+    def read_credit(requests, credit, credits):
         try:
             for request in requests:
+                credits.append(request.credit.batches)
                 for _ in range(request.credit.batches):
                     credit.release()
         except grpc.RpcError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 
 TOP = os.getcwd()
 PACKD = os.path.join(TOP, "server", "packd")
+PACKD_FAILING = os.path.join(TOP, "server", "packd_failing")  # only where a test asks for it
 PACKCTL = os.path.join(TOP, "client", "packctl")
 DEADLINE_S = float(os.environ.get("PACKD_TEST_DEADLINE", "60"))
 
@@ -56,8 +58,15 @@ class Daemon:
         return config
 
     def start(self):
+        self.spawn()
+        self.wait_listening()
+        self.wait_ready()
+        return self
+
+    def spawn(self):
+        """Only starts the process."""
         config = self.write_config()
-        ports = os.path.join(self.directory, "ports.json")
+        ports = self.ports_path()
         if os.path.exists(ports):
             os.unlink(ports)
         with open(self.stderr_path, "ab") as stderr:
@@ -65,6 +74,12 @@ class Daemon:
                 [self.program, "--config", config, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir",
                  os.path.join(self.directory, "data"), "--ports-file", ports, *self.arguments],
                 stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment})
+
+    def ports_path(self):
+        return os.path.join(self.directory, "ports.json")
+
+    def wait_listening(self):
+        ports = self.ports_path()
         wait_for("the daemon listens", lambda: os.path.exists(ports) or self.process.poll() is not None)
         if self.process.poll() is not None:
             raise AssertionError(f"packd exited with {self.process.returncode}:\n{self.log()}")
@@ -72,8 +87,18 @@ class Daemon:
             bound = json.load(file)
         self.address = bound["grpc"][0]
         self.http_address = bound["http"]
+
+    def spawn_held(self, fifo, **environment):
+        """Starts the build that tests use with its replay held at its end, until somebody opens `fifo` for writing; returns once all is read."""
+        os.mkfifo(fifo)
+        before = len(self.log()) if os.path.exists(self.stderr_path) else 0
+        self.program, self.environment = PACKD_FAILING, {"PACKD_TEST_HOLD_REPLAY": fifo, **environment}
+        self.spawn()
+        self.http_address = wait_for("HTTP listens", lambda: re.search(r"replaying http=(\S+:\d+)\n", self.log()[before:]))[1]
+        wait_for("all is read", lambda: re.fullmatch(r"replaying: record (\d+) of \1\n", self.http("/readyz")[1]))
+
+    def wait_ready(self):
         wait_for("the daemon is ready", lambda: self.http("/readyz", quiet=True)[0] == 200)
-        return self
 
     def log(self):
         with open(self.stderr_path, errors="replace") as file:

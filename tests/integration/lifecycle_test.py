@@ -1,12 +1,9 @@
 """The daemon's life: start, wrong flags, a second daemon, SIGTERM in the middle of everything, restart."""
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -243,28 +240,6 @@ class LifecycleTest(unittest.TestCase):
         packd.config["feeds"] = [FEED]
         with packd:
             self.assertRegex(packd.log(), "feed_not_configured feed=old ")
-
-    def test_a_lost_address_ends_it(self):
-        """gRPC stops accepting for good when it has no descriptor left: packd says so and ends, so that it is started again."""
-        directory = harness.scratch()
-        self.addCleanup(shutil.rmtree, directory, True)
-        program = os.path.join(directory, "packd")
-        with open(program, "w") as file:
-            file.write(f'#!/bin/sh\nulimit -n 128\nexec {harness.PACKD} "$@"\n')
-        os.chmod(program, 0o755)
-        packd = harness.Daemon(feeds=[FEED], program=program, extra={"drain": "1s"})
-        packd.start()
-        host, port = packd.address.rsplit(":", 1)
-        with contextlib.ExitStack() as held:
-            for _ in range(160):
-                held.enter_context(socket.create_connection((host, int(port)), timeout=10))
-            harness.wait_for("it is told", lambda: "listener_lost" in packd.log())
-            self.assertEqual(packd.process.wait(30), 75)
-        packd.process = None
-        self.assertIn("LimitNOFILE", packd.log())
-        packd.start()
-        packd.packctl("status")
-        packd.stop()
 
     def test_health_follows_the_truth(self):
         def health(packd, service=""):

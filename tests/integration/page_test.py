@@ -71,6 +71,18 @@ class PageTest(unittest.TestCase):
     def status(self, packd):
         return json.loads(packd.http("/status.json")[1])
 
+    def test_a_log_that_is_replayed(self):
+        with harness.Daemon(feeds=[FEED]) as packd:
+            self.push(packd, "web", [100] * 20).close()
+            packd.stop()
+            fifo = os.path.join(packd.directory, "hold")
+            packd.spawn_held(fifo)
+            page = self.browse(packd, "replaying")
+            self.assertRegex(page.words, r"replaying .*, record (\d+) of \1")
+            with open(fifo, "w"):
+                packd.wait_listening()
+            packd.wait_ready()
+
     def test_page_is_self_contained(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             status, page, headers = packd.http("/")

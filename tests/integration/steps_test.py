@@ -11,14 +11,13 @@ import unittest
 import harness
 import peer
 
-FAILING = os.path.join(harness.TOP, "server", "packd_failing")
-STEPS = ("loop", "log", "serve", "validate", "assemble", "collector", "sequencer", "rpc", "stopper", "http", "service")
+STEPS = ("loop", "log", "http", "serve", "validate", "assemble", "collector", "sequencer", "rpc", "stopper", "service")
 FEED = {"name": "default", "seq_len": 128, "window": 32}
 
 
 def run_failing(step, directory):
     return subprocess.run(
-        [FAILING, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", os.path.join(directory, "data"), "--ports-file",
+        [harness.PACKD_FAILING, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", os.path.join(directory, "data"), "--ports-file",
          os.path.join(directory, "ports.json")],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PACKD_TEST_FAIL_STEP": step})
 
@@ -123,6 +122,37 @@ class StepsTest(unittest.TestCase):
         notify.until("STOPPING=1")
         self.assertEqual(packd.process.wait(harness.DEADLINE_S), 0, packd.log())
         packd.stop()
+        notify.close()
+
+    def test_http_answers_while_the_log_is_replayed(self):
+        """Held at the end of the replay: alive, not ready, and it says how far it is; then it serves."""
+        directory, notify = harness.scratch(), NotifySocket()
+        fifo = os.path.join(directory, "hold")
+        with harness.Daemon(feeds=[FEED], directory=directory) as packd:
+            push = peer.Push(packd.address, stream="a")
+            push.welcome()
+            push.block([[1] * 100] * 100)
+            push.wait_durable(100)
+            push.close()
+            packd.kill()
+            packd.spawn_held(fifo, NOTIFY_SOCKET=notify.path)
+            self.assertEqual(packd.http("/readyz")[0], 503)
+            self.assertEqual(packd.http("/livez")[0], 200)
+            self.assertEqual(packd.http("/")[0], 200)
+            metrics = packd.metrics()
+            self.assertEqual(metrics["packd_ready"], 0)
+            self.assertIn("process_open_fds", metrics)
+            page = json.loads(packd.http("/status.json")[1])
+            self.assertEqual((page["readiness"], page["feeds"]), ("replaying", []))
+            self.assertRegex(page["starting"], r"^record \d+ of \d+$")
+            self.assertFalse(os.path.exists(packd.ports_path()))
+            notify.until("EXTEND_TIMEOUT_USEC=60000000")
+            with open(fifo, "w"):
+                packd.wait_listening()
+            packd.wait_ready()
+            notify.until("READY=1")
+            self.assertEqual(packd.metrics()["packd_ready"], 1)
+            self.assertEqual(packd.status()["feeds"][0]["ingest"]["samples"], 100)
         notify.close()
 
     def test_second_signal_ends_at_once(self):

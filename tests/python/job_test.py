@@ -96,6 +96,21 @@ class BatchesTest(unittest.TestCase):
         gc.collect()
         self.assertEqual(ledger.held, {})
 
+    def test_prefetch_is_bounded_in_bytes(self):
+        """Tensors are not in the job's largest batch as agreed at its opening: what is here ahead is bounded by what batches really have."""
+        payload, most = 1 << 18, 3 << 18
+        with harness.Daemon(feeds=[FEED]) as server:
+            with packd.Producer(server.address, stream="s") as producer:
+                for _ in range(24):
+                    producer.put([1] * 60, tensors={"frame": packd.Tensor(numpy.zeros(payload, "uint8"), axis="sample")})
+                producer.end_feed()
+            ledger = Ledger()
+            with packd.Job(server.address, job="j", memory=ledger, prefetch=16, prefetch_bytes=most) as job:
+                sizes = [batch.payload.nbytes for batch in job]
+        self.assertEqual(len(sizes), 24)
+        self.assertGreater(min(sizes), payload)
+        self.assertLessEqual(ledger.given, most // max(sizes) + 2)  # prefetched, being received, being looked at
+
     def test_no_memory(self):
         class Empty(Ledger):
             def allocate(self, size, alignment):

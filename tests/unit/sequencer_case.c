@@ -375,6 +375,16 @@ int seq_deliver(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step)
     return seq_call(c, &request.base);
 }
 
+int seq_say_delivered(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step)
+{
+    struct pd_request_delivered request = {.base.kind = PD_REQUEST_DELIVERED,
+                                           .feed_index = feed,
+                                           .job_id = job,
+                                           .step = step,
+                                           .said = true};
+    return seq_call(c, &request.base);
+}
+
 struct pd_request_status seq_status(struct seq_case *c)
 {
     struct pd_request_status request = {.base.kind = PD_REQUEST_STATUS};

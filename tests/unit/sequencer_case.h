@@ -81,6 +81,8 @@ struct pd_request_open_job seq_job_request(const char *feed, const char *job, ui
 int seq_commit(struct seq_case *c, const char *feed, const char *job, uint64_t generation,
                uint64_t step, uint64_t fetched, struct pd_error *error);
 int seq_deliver(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step);
+/* A rank says that it has this step. */
+int seq_say_delivered(struct seq_case *c, uint32_t feed, uint32_t job, uint64_t step);
 /* seq_case_start that fails the test; one feed in a new directory, started. */
 void seq_start(struct seq_case *c);
 void seq_new(struct seq_case *c, const char *name);

@@ -295,6 +295,45 @@ static void test_retained_give_way(void **unused)
     seq_finish(&c);
 }
 
+/* packd is started again with the log full of retained commits and of steps that its trainer has
+ * received: it has seen none of that, and believes the trainer that asks for the step behind. */
+static void test_retained_give_way_after_restart(void **unused)
+{
+    (void)unused;
+    struct seq_case c;
+    struct trainer trainer;
+    const char *why;
+    uint64_t random = SEED, seq = 0;
+    trim_config(&c);
+    seq_case_dir(&c, "restarted");
+    seq_start(&c);
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    assert_int_equal(seq_open(&c, &a), 0);
+    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    for (uint64_t commit = 100; commit <= 200; commit += 100) {
+        assert_true(push_until(&c, &a, &trainer, commit, &seq, &random));
+        commit_at(&c, "train", commit);
+    }
+    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS)
+        push_block(&c, &a, &seq, &random);
+    uint64_t steps = packs_planned(&c) / STEP_PACKS;
+    assert_true(steps > trainer.next);
+    seq_case_stop(&c);
+    seq_start(&c);
+    assert_int_equal(seq_open(&c, &a), 0);
+    settle(&c);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
+    assert_int_equal(seq_say_delivered(&c, 0, 0, steps + 1), 0); /* nobody can have that one */
+    assert_int_equal(seq_say_delivered(&c, 0, 0, steps - 2), 0);
+    settle(&c);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
+    assert_int_equal(seq_say_delivered(&c, 0, 0, steps - 1), 0);
+    settle(&c);
+    assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
+    assert_true(c.serve.jobs[0].lowest_step > 101 && c.serve.jobs[0].lowest_step <= 201);
+    seq_finish(&c);
+}
+
 /* A world that has gone back to a retained commit holds it until it has received what follows. */
 static void test_gone_back(void **unused)
 {
@@ -649,6 +688,7 @@ int main(void)
         cmocka_unit_test(test_shuffled),
         cmocka_unit_test(test_retained_too_much),
         cmocka_unit_test(test_retained_give_way),
+        cmocka_unit_test(test_retained_give_way_after_restart),
         cmocka_unit_test(test_gone_back),
         cmocka_unit_test(test_stall_restart),
         cmocka_unit_test(test_regroup),
