@@ -19,9 +19,10 @@
 
 #define MMAP_THRESHOLD_BYTES (32 << 20)
 #define TRIM_THRESHOLD_BYTES (64 << 20)
-/* Stacks of up to 24 threads and the allocator's two arenas. */
-#define THREADS_BYTES ((24u * 8 + 2 * 64) << 20)
 #define ARENAS_MAX 2 /* each keeps what was freed in it; the default is eight a core */
+#define FREE_BYTES_MAX (64u << 20)
+/* Stacks of up to 24 threads and the allocator's arenas. */
+#define THREADS_BYTES ((24u * 8 + ARENAS_MAX * 64) << 20)
 
 static const char *build_text = "";
 
@@ -55,6 +56,12 @@ static void raise_descriptors(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         pd_log(PD_LOG_WARN, "descriptors",
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+}
+
+void pd_process_give_back(void)
+{
+    if (mallinfo2().fordblks > FREE_BYTES_MAX)
+        malloc_trim(0);
 }
 
 int pd_process_check_room(uint64_t bytes, struct pd_error *error)
