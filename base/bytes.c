@@ -25,7 +25,7 @@ uint8_t *pd_buf_extend(struct pd_buf *buf, size_t size)
         return NULL;
     }
     size_t need = buf->size_bytes + size;
-    if (need > buf->capacity_bytes) {
+    if (need > buf->capacity_bytes || !buf->data) {
         size_t capacity = buf->capacity_bytes ? buf->capacity_bytes : 64;
         while (capacity < need)
             capacity *= 2;
@@ -78,7 +78,8 @@ void pd_buf_put_string(struct pd_buf *buf, const char *data, size_t size)
 
 struct pd_reader pd_reader_of(const void *data, size_t size)
 {
-    return (struct pd_reader){.at = data, .end = (const uint8_t *)data + size};
+    const uint8_t *at = data ? data : (const uint8_t *)""; /* of nothing, too, there is an end */
+    return (struct pd_reader){.at = at, .end = at + size};
 }
 
 const uint8_t *pd_reader_bytes(struct pd_reader *reader, size_t size)

@@ -18,6 +18,11 @@ uint64_t pd_digest_avx2(const void *data, size_t size)
     return XXH3_64bits(data, size);
 }
 
+void pd_digest_add_avx2(struct pd_digest_stream *stream, const void *data, size_t size)
+{
+    (void)XXH3_64bits_update((void *)stream->state, data, size);
+}
+
 #if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -38,7 +38,7 @@ struct pd_array {
     uint64_t shape[4];
     uint64_t offset_bytes; /* in the payload, a multiple of PD_ARRAY_ALIGN */
     uint64_t size_bytes;
-    uint64_t digest; /* XXH3-64 of its bytes; 0 until pd_batch_digest */
+    uint64_t digest; /* XXH3-64 of its bytes; 0 until the check or pd_batch_digest has taken it */
 };
 
 enum pd_labels { PD_LABELS_UNSHIFTED, PD_LABELS_SHIFTED };

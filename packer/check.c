@@ -15,12 +15,12 @@
  * table, every array has its full length inside the payload; after the boundaries, every slot lies
  * inside one row. The first violation ends the check.
  *
- * Ranges are compared without branches, whole, in loops that the compiler vectorises; only where a
- * range differs is it searched for the place. It does not look at the log: that a segment holds its
- * sample's bytes is for the server to compare. */
+ * Ranges are compared whole (check_runs.h); only where one differs is it searched for the place.
+ * Every array is digested on the way, once (check_digest.c), so a digest is of bytes that were
+ * checked. It does not look at the log itself: that a segment holds its sample's tokens is asked
+ * through pd_check_tokens, and its tensors are for the server to compare. */
+#include "packer/check_runs.h"
 #include "packer/check_scan.h"
-
-#include "base/digest.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -220,6 +220,7 @@ static int open_table(struct pd_scan *scan)
     scan->loss_weight = view_of(scan, "loss_weight");
     scan->cu_real = view_of(scan, "cu_seqlens_real");
     scan->cu_padded = view_of(scan, "cu_seqlens_padded");
+    pd_scan_digest_begin(scan);
     return 0;
 }
 
@@ -429,46 +430,12 @@ static uint32_t float_bits(float value)
     return bits;
 }
 
-static bool all_equal(const int32_t *at, size_t count, int32_t value)
-{
-    uint32_t differ = 0;
-    for (size_t i = 0; i < count; i++)
-        differ |= (uint32_t)(at[i] ^ value);
-    return differ == 0;
-}
-
-static bool all_count_up(const int32_t *at, uint32_t count)
-{
-    uint32_t differ = 0;
-    for (uint32_t i = 0; i < count; i++)
-        differ |= (uint32_t)at[i] ^ i;
-    return differ == 0;
-}
-
-/* Weight where there is a label, 0 elsewhere, bit for bit. */
-static bool all_weighted(const float *at, const int32_t *labels, size_t count, float weight)
-{
-    const uint32_t bits = float_bits(weight);
-    uint32_t differ = 0;
-    for (size_t i = 0; i < count; i++)
-        differ |= float_bits(at[i]) ^ (labels[i] != PD_LABEL_NONE ? bits : 0);
-    return differ == 0;
-}
-
-static uint32_t count_labels(const int32_t *labels, size_t count)
-{
-    uint32_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        found += labels[i] != PD_LABEL_NONE;
-    return found;
-}
-
 /* Names the first place of [at, at + count) of `array` that is not `value`, or counts up from it.
  */
 static int check_run(struct pd_scan *scan, enum pd_check check, const char *name,
                      const int32_t *array, uint64_t at, uint32_t count, int32_t value, bool up)
 {
-    if (up ? all_count_up(array + at, count) : all_equal(array + at, count, value))
+    if (up ? pd_run_counts_up(array + at, count) : pd_run_equals(array + at, count, value))
         return 0;
     for (uint32_t i = 0;; i++) {
         int64_t expected = up ? (int64_t)i : value;
@@ -482,14 +449,15 @@ static int check_run(struct pd_scan *scan, enum pd_check check, const char *name
 /* No weight on [at, at + count). Compares bits: -0.0 is not the 0 of the contract. */
 static int check_no_weight(struct pd_scan *scan, enum pd_check check, uint64_t at, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) {
+    if (pd_run_is_zero(scan->loss_weight + at, count))
+        return 0;
+    for (uint32_t i = 0;; i++) {
         uint32_t bits = float_bits(scan->loss_weight[at + i]);
         if (bits != 0)
             return pd_scan_report(scan, check, at + i, 0, bits,
                                   "loss_weight is %g where there is no label",
                                   (double)scan->loss_weight[at + i]);
     }
-    return 0;
 }
 
 /* Padding or gap: nothing to attend to, nothing to learn. */
@@ -529,11 +497,14 @@ static float target_weight(const struct pd_scan *scan, const struct pd_segment *
     return 0;
 }
 
-static int check_weights(struct pd_scan *scan, uint64_t at, uint32_t length, float weight)
+/* *targets gets the number of labels. */
+static int check_weights(struct pd_scan *scan, uint64_t at, uint32_t length, float weight,
+                         uint32_t *targets)
 {
     const float *weights = scan->loss_weight + at;
     const int32_t *labels = scan->labels + at;
-    if (isfinite(weight) && weight >= 0 && all_weighted(weights, labels, length, weight))
+    bool weighted = pd_run_is_weighted(weights, labels, length, weight, targets);
+    if (isfinite(weight) && weight >= 0 && weighted)
         return 0;
     for (uint32_t i = 0; i < length; i++) {
         float expected = labels[i] != PD_LABEL_NONE ? weight : 0;
@@ -557,10 +528,10 @@ static int check_loss(struct pd_scan *scan, const struct pd_segment *planned, ui
                               "the label at the %s of a segment is %d, expected none",
                               edge == at ? "start" : "end", scan->labels[edge]);
     float weight = target_weight(scan, planned, at, length);
-    int rc = check_weights(scan, at, length, weight);
+    uint32_t targets;
+    int rc = check_weights(scan, at, length, weight, &targets);
     if (rc != 0)
         return rc;
-    uint32_t targets = count_labels(scan->labels + at, length);
     if (planned && targets != planned->loss_tokens)
         return pd_scan_report(scan, PD_CHECK_PLAN, at, planned->loss_tokens, targets,
                               "the segment has %u labels, %u planned", targets,
@@ -576,6 +547,21 @@ static uint64_t saturating_cost(struct pd_cost cost, uint64_t length, uint64_t s
     __extension__ typedef unsigned __int128 wide;
     wide total = (wide)cost.alpha * length + (wide)cost.beta * length * length + sum;
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
+}
+
+static int check_tokens(struct pd_scan *scan, const struct pd_segment *planned, uint64_t at)
+{
+    bool same = true;
+    if (!planned || !scan->log_tokens)
+        return 0;
+    int rc = scan->log_tokens->compare(scan->log_tokens->ctx, planned, scan->tokens + at, &same);
+    if (rc != 0 || same)
+        return rc;
+    return pd_scan_report(scan, PD_CHECK_DIGEST, at, 0, 0,
+                          "the tokens of the %u positions from here are not those of sample seq "
+                          "%llu of stream number %u",
+                          planned->length_tokens, (unsigned long long)planned->seq,
+                          planned->stream);
 }
 
 static int check_real(struct pd_scan *scan, const struct pd_segment *planned, uint32_t s,
@@ -594,6 +580,8 @@ static int check_real(struct pd_scan *scan, const struct pd_segment *planned, ui
                        slot - length, 0, false);
     if (rc == 0)
         rc = check_loss(scan, planned, at, length);
+    if (rc == 0)
+        rc = check_tokens(scan, planned, at);
     if (rc == 0)
         rc = check_void(scan, at + length, slot - length);
     scan->seen.attention_cost =
@@ -624,6 +612,7 @@ static int check_contents(struct pd_scan *scan)
         }
         if (rc != 0)
             return rc;
+        pd_scan_digest_to(scan, (uint64_t)scan->cu[s + 1]);
     }
     return 0;
 }
@@ -674,7 +663,7 @@ static int check_pair(struct pd_scan *scan)
     return rc;
 }
 
-/* ---- totals and digests
+/* ---- totals
  * --------------------------------------------------------------------------- */
 
 /* Whether the width is one the rules allow for rows whose widest uses `widest` positions. */
@@ -746,33 +735,21 @@ static int check_totals(struct pd_scan *scan)
     return 0;
 }
 
-static int check_digests(struct pd_scan *scan)
-{
-    for (uint32_t i = 0; i < scan->batch->array_count; i++) {
-        const struct pd_array *array = &scan->batch->arrays[i];
-        uint64_t digest = pd_digest(scan->payload + array->offset_bytes, array->size_bytes);
-        if (array->digest != 0 && array->digest != digest)
-            return pd_scan_report(scan, PD_CHECK_DIGEST, 0, (int64_t)array->digest, (int64_t)digest,
-                                  "%.*s has digest %016llx, its bytes give %016llx",
-                                  PD_ARRAY_NAME_MAX, array->name, (unsigned long long)array->digest,
-                                  (unsigned long long)digest);
-    }
-    return 0;
-}
-
 int pd_check_batch(const struct pd_check_input *input, struct pd_check_finding *finding)
 {
     static int (*const stages[])(struct pd_scan *) = {
         check_header, check_boundaries, check_lengths, check_sample_index,
         check_plan,   check_contents,   check_pair,    check_width,
-        check_totals, pd_scan_media,    check_digests,
+        check_totals, pd_scan_media,    pd_scan_digests,
     };
     struct pd_scan scan = {.rules = input->rules,
                            .batch = input->batch,
                            .rows = input->rows,
                            .media = input->media,
                            .heads = input->heads,
+                           .log_tokens = input->tokens,
                            .payload = input->payload,
+                           .digests = input->digests,
                            .planes = input->rules->positions == PD_POSITIONS_MROPE ? 3 : 1,
                            .finding = finding};
     int rc = 0;

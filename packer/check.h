@@ -67,6 +67,12 @@ struct pd_check_heads {
                           const struct pd_tensor_spec *spec, uint32_t span, uint64_t *count);
 };
 
+/* Whether a segment's tokens, where they are served, are those of the log. */
+struct pd_check_tokens {
+    void *ctx;
+    int (*compare)(void *ctx, const struct pd_segment *segment, const int32_t *served, bool *same);
+};
+
 struct pd_check_input {
     const struct pd_layout_rules *rules;
     const struct pd_batch *batch;
@@ -77,12 +83,16 @@ struct pd_check_input {
     const struct pd_pack *const *rows;
     const struct pd_media *media; /* with a plan: what else the batch must carry; NULL: nothing */
     const struct pd_check_heads *heads; /* needed with media, and with M-RoPE and a plan */
+    const struct pd_check_tokens *tokens; /* with a plan; NULL: they are not compared */
+    /* NULL, or room for batch->array_count digests: those of the bytes that were checked. They
+     * count only where the check returned 0. */
+    uint64_t *digests;
 };
 
 /* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds; what a call of
- * `heads` returned, with an empty text. Nothing in `batch` or `payload` is trusted but this:
- * `batch->payload_bytes` bytes at `payload` are readable. A digest of 0 is one not taken yet and is
- * not compared. */
+ * `heads` or `tokens` returned, with an empty text. Nothing in `batch` or `payload` is trusted but this:
+ * `batch->payload_bytes` bytes at `payload` are readable. An array's digest of 0 is one not taken
+ * yet: it is not compared. */
 int pd_check_batch(const struct pd_check_input *input,
                    struct pd_check_finding *finding) PD_MUST_CHECK;
 

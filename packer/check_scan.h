@@ -1,8 +1,11 @@
-/* What one run of the structural check knows, for check.c and check_media.c. */
+/* What one run of the structural check knows, for the files of check.c. */
 #ifndef PD_PACKER_CHECK_SCAN_H
 #define PD_PACKER_CHECK_SCAN_H
 
+#include "base/digest.h"
 #include "packer/check.h"
+
+#define PD_SCAN_STREAMS 5 /* arrays of one value a position */
 
 /* The check's arguments, views of the arrays, and what it has counted itself. */
 struct pd_scan {
@@ -11,6 +14,7 @@ struct pd_scan {
     const struct pd_pack *const *rows;
     const struct pd_media *media; /* NULL: none is claimed, or a client that cannot know */
     const struct pd_check_heads *heads;
+    const struct pd_check_tokens *log_tokens; /* NULL: not compared */
     const uint8_t *payload;
     struct pd_check_finding *finding;
     uint32_t media_first, media_count; /* arrays between the built-in ones */
@@ -22,6 +26,11 @@ struct pd_scan {
     struct pd_totals seen;
     uint64_t tail_tokens, row_padding_tokens;
     uint32_t max_seqlen;
+    uint64_t *digests; /* NULL, or where each array's goes */
+    struct pd_digest_stream streams[PD_SCAN_STREAMS];
+    const struct pd_array *streamed[PD_SCAN_STREAMS];
+    uint32_t stream_count;
+    uint64_t digested; /* positions that the streams have passed */
 };
 
 /* Fills the finding and gives PD_ECORRUPT; `place` is a position of the flattened batch. */
@@ -36,5 +45,9 @@ int pd_scan_mrope(struct pd_scan *scan, const struct pd_segment *planned, uint64
 int pd_scan_media(struct pd_scan *scan);
 /* Those of named tensors, with a plan and heads; boundaries have been found in order. */
 int pd_scan_tensors(struct pd_scan *scan);
+/* Digests, for check.c: behind the table; with everything below `position` in order; at the end. */
+void pd_scan_digest_begin(struct pd_scan *scan);
+void pd_scan_digest_to(struct pd_scan *scan, uint64_t position);
+int pd_scan_digests(struct pd_scan *scan);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "packer/layout_media.h"
+#include "packer/layout_runs.h"
 #include "packer/mrope.h"
 
 #include <string.h>
@@ -366,23 +367,11 @@ struct out {
     uint32_t segment, real_segment, megatron; /* next entries */
 };
 
-static void fill_i32(int32_t *at, size_t count, int32_t value)
-{
-    for (size_t i = 0; i < count; i++)
-        at[i] = value;
-}
-
-static void fill_count_up(int32_t *at, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        at[i] = (int32_t)i;
-}
-
 /* Positions without media: of one slot, or one padding segment; every plane of them. */
 static void fill_positions(struct out *out, size_t at, uint32_t count)
 {
     for (uint32_t plane = 0; plane < out->planes; plane++)
-        fill_count_up(out->positions + plane * out->plane_positions + at, count);
+        pd_fill_count_up(out->positions + plane * out->plane_positions + at, count);
 }
 
 /* Those of a real segment's slot. */
@@ -408,7 +397,7 @@ static int fill_slot_positions(struct out *out, const struct pd_segment *segment
 
 static void clear_loss(struct out *out, size_t at, size_t count)
 {
-    fill_i32(out->labels + at, count, PD_LABEL_NONE);
+    pd_fill_value(out->labels + at, count, PD_LABEL_NONE);
     memset(out->loss_weight + at, 0, count * sizeof *out->loss_weight);
 }
 
@@ -437,7 +426,7 @@ static void mask_targets(int32_t *targets, const struct pd_segment *segment, uin
     from = from > first ? from : first + 1;
     to = to < end ? to : end;
     if (from < to)
-        fill_i32(targets + (from - first), to - from, PD_LABEL_NONE);
+        pd_fill_value(targets + (from - first), to - from, PD_LABEL_NONE);
 }
 
 static void mask_by_runs(int32_t *targets, const struct pd_segment *segment,
@@ -473,12 +462,6 @@ static int fill_targets(struct out *out, const struct pd_segment *segment, const
     return rc;
 }
 
-static void fill_weights(float *weights, const int32_t *labels, uint32_t count, float weight)
-{
-    for (uint32_t i = 0; i < count; i++)
-        weights[i] = labels[i] != PD_LABEL_NONE ? weight : 0.0f;
-}
-
 /* Labels and weights of one slot. */
 static int fill_loss(struct out *out, const struct pd_segment *segment, size_t at)
 {
@@ -494,7 +477,7 @@ static int fill_loss(struct out *out, const struct pd_segment *segment, size_t a
     if (rc != 0)
         return rc;
     out->labels[at + (shift ? length - 1 : 0)] = PD_LABEL_NONE;
-    fill_weights(out->loss_weight + at, out->labels + at, length,
+    pd_fill_weights(out->loss_weight + at, out->labels + at, length,
                  pd_segment_loss_weight(segment, out->rules->loss));
     clear_loss(out, at + length, segment->slot_tokens - length);
     return 0;
@@ -508,17 +491,17 @@ static int fill_segment(struct out *out, const struct pd_segment *segment, int32
         rc = fill_slot_positions(out, segment, at);
     if (rc != 0)
         return rc;
-    fill_i32(out->tokens + at + length, gap, out->rules->pad_id);
-    fill_i32(out->segment_ids + at, length, id);
-    fill_i32(out->segment_ids + at + length, gap, 0);
+    pd_fill_value(out->tokens + at + length, gap, out->rules->pad_id);
+    pd_fill_value(out->segment_ids + at, length, id);
+    pd_fill_value(out->segment_ids + at + length, gap, 0);
     put_segment(out, segment->slot_tokens, length, (int32_t)out->real_segment++);
     return fill_loss(out, segment, at);
 }
 
 static void fill_padding(struct out *out, size_t at, uint32_t count)
 {
-    fill_i32(out->tokens + at, count, out->rules->pad_id);
-    fill_i32(out->segment_ids + at, count, 0);
+    pd_fill_value(out->tokens + at, count, out->rules->pad_id);
+    pd_fill_value(out->segment_ids + at, count, 0);
     clear_loss(out, at, count);
     for (uint32_t left = count, step; left > 0; left -= step, at += step) {
         step = left < pad_step(out->rules) ? left : pad_step(out->rules);
@@ -574,7 +557,7 @@ static void *view(const struct pd_batch *batch, void *payload, int index)
     return (uint8_t *)payload + array->offset_bytes;
 }
 
-int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, void *payload)
+int pd_layout_fill(const struct pd_layout_input *input, const struct pd_batch *batch, void *payload)
 {
     PD_CHECK((uintptr_t)payload % PD_ARRAY_ALIGN == 0);
     PD_CHECK(batch->rows == input->row_count && batch->width == input->width);
@@ -603,10 +586,7 @@ int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, 
     }
     fill_fixed(&out, batch);
     PD_CHECK(out.segment == batch->segment_count && out.megatron == batch->megatron_count);
-    int rc = input->media ? pd_layout_media_fill(input, batch, payload) : 0;
-    if (rc == 0)
-        pd_batch_digest(batch, payload);
-    return rc;
+    return input->media ? pd_layout_media_fill(input, batch, payload) : 0;
 }
 
 /* ---- derive
@@ -615,9 +595,9 @@ int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch, 
 static void derive_segment(int32_t *positions, int32_t *segment_ids, uint32_t slot, uint32_t length,
                            int32_t id)
 {
-    fill_count_up(positions, slot);
-    fill_i32(segment_ids, length, id);
-    fill_i32(segment_ids + length, slot - length, 0);
+    pd_fill_count_up(positions, slot);
+    pd_fill_value(segment_ids, length, id);
+    pd_fill_value(segment_ids + length, slot - length, 0);
 }
 
 int pd_layout_derive(uint32_t rows, uint32_t width, uint32_t segment_count,

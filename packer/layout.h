@@ -86,9 +86,9 @@ int pd_layout_losses_add(const struct pd_layout_input *input, const struct pd_pa
                          struct pd_tensor_total *losses) PD_MUST_CHECK;
 
 /* Writes batch->payload_bytes at `payload` (64-byte aligned; alignment gaps between arrays are
- * zeroed) and the array digests into *batch, which was measured with the same input. What a
- * pd_bodies call returned. */
-int pd_layout_fill(const struct pd_layout_input *input, struct pd_batch *batch,
+ * zeroed); *batch was measured with the same input. Takes no digests: the check of what was written
+ * does, or pd_batch_digest. What a pd_bodies call returned. */
+int pd_layout_fill(const struct pd_layout_input *input, const struct pd_batch *batch,
                    void *payload) PD_MUST_CHECK;
 
 /* For a reader who asked for the `core` arrays: rebuilds positions and segment_ids [R,W] from

@@ -6,7 +6,8 @@
  *
  * Invariant: what build returns is a function of (plan entry, log, configuration); it passed every
  * structural rule against the plan that was read in the same transaction. Sample bytes are verified
- * against the digests of the door by pd_log_bodies.
+ * against the digests of the door where they lie in the batch (tokens_check.c), what is cut, pruned
+ * or a label by pd_log_bodies.
  *
  * It does not decide which batch is built, does not retry, and does not count or log: serve
  * does. */
@@ -39,7 +40,8 @@ struct pd_assembler {
     struct pd_layout_rules rules;
     struct pd_media media;
     struct pd_tensor_spec tensors[PD_TENSORS_MAX]; /* of media */
-    struct pd_bodies bodies;
+    struct pd_bodies bodies;   /* for the layout: the check verifies whole columns */
+    struct pd_bodies verified; /* for the check */
     struct pd_error damage; /* what the bodies found */
     struct pd_batch batch;
     struct pd_width_report width;
@@ -275,7 +277,9 @@ static int load_media(struct pd_assembler *a, const struct pd_assemble_order *or
                                 k, order->feed->name, pd_err_text(rc));
     }
     a->damage = (struct pd_error){0};
-    pd_log_bodies(a->reader, order->key.feed_index, &a->bodies, &a->damage);
+    uint32_t feed = order->key.feed_index;
+    pd_log_bodies(a->reader, feed, PD_VERIFY_LATER, &a->bodies, &a->damage);
+    pd_log_bodies(a->reader, feed, PD_VERIFY_COPIES, &a->verified, &a->damage);
     return 0;
 }
 
@@ -447,9 +451,13 @@ static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint3
     return bytes + from;
 }
 
+/* Those that the header does not have yet. */
 static int sample_names(struct pd_assembler *a, uint32_t feed, const struct pd_segment *segment,
                         char stream[PD_NAME_MAX + 1], char source[PD_NAME_MAX + 1])
 {
+    stream[0] = source[0] = 0;
+    if (pd_header_has_names(a->header, segment))
+        return 0;
     int rc = pd_log_read_stream_name(a->reader, feed, segment->stream, stream);
     return rc != 0 ? rc : pd_log_read_source_name(a->reader, feed, segment->source, source);
 }
@@ -578,29 +586,35 @@ static int violated(const struct pd_assembler *a, const struct pd_check_finding 
         pd_check_finding_name(finding), finding->row, finding->position, finding->text);
 }
 
-/* The rules of the contract, then the samples' bytes against the log. */
+/* The rules of the contract, and the samples' bytes against the log. The digests of the arrays are
+ * taken from the bytes that are checked. */
 static int prove(struct pd_assembler *a, const uint8_t *payload, struct pd_check_finding *finding)
 {
-    uint64_t began_ns = pd_clock_mono_ns();
+    uint64_t began_ns = pd_clock_mono_ns(), digests[PD_ARRAYS_MAX];
     struct pd_check_heads heads;
     pd_log_check_heads(a->reader, a->key.feed_index, &heads, &a->damage);
+    struct pd_tokens_check check = {.reader = a->reader,
+                                    .feed_index = a->key.feed_index,
+                                    .rules = &a->rules,
+                                    .bodies = &a->verified,
+                                    .batch = &a->batch,
+                                    .media = &a->media,
+                                    .rows = a->rows,
+                                    .payload = payload};
+    struct pd_check_tokens tokens = pd_tokens_check_tokens(&check);
     struct pd_check_input input = {.rules = &a->rules,
                                    .batch = &a->batch,
                                    .payload = payload,
                                    .rows = a->rows,
                                    .media = &a->media,
-                                   .heads = &heads};
+                                   .heads = &heads,
+                                   .tokens = &tokens,
+                                   .digests = digests};
     int rc = pd_check_batch(&input, finding);
-    struct pd_tokens_check tokens = {.reader = a->reader,
-                                     .feed_index = a->key.feed_index,
-                                     .rules = &a->rules,
-                                     .bodies = &a->bodies,
-                                     .batch = &a->batch,
-                                     .media = &a->media,
-                                     .rows = a->rows,
-                                     .payload = payload};
     if (rc == 0)
-        rc = pd_tokens_check(&tokens, finding);
+        rc = pd_tokens_check_tensors(&check, finding);
+    for (uint32_t i = 0; rc == 0 && i < a->batch.array_count; i++)
+        a->batch.arrays[i].digest = digests[i];
     a->checked_ns = pd_clock_mono_ns() - began_ns;
     return rc;
 }
@@ -622,7 +636,9 @@ static int fill_and_check(struct pd_assembler *a, uint8_t *payload,
                          pd_err_text(rc)),
             error);
     bool unchecked = a->corrupt && a->corrupt(a->corrupt_ctx, &a->key, &a->batch, payload);
-    if (!unchecked)
+    if (unchecked)
+        pd_batch_digest(&a->batch, payload);
+    else
         rc = prove(a, payload, finding);
     if (rc == PD_ECORRUPT && finding->text[0])
         return violated(a, finding, error);

@@ -2,9 +2,7 @@
  *
  * Place in the flow: the assembler's hook between layout and check, on an assemble thread. The
  * attention faults are those of the probe's self-test, planted into a copy of the batch's arrays
- * and copied back; the others change one value each. Digests are taken anew after every fault but
- * those that are about digests, so that the rule finds the fault and not its digest. Test builds
- * only. */
+ * and copied back; the others change one value each. Test builds only. */
 #include "server/fault.h"
 
 #include "base/check.h"
@@ -29,7 +27,6 @@ struct view {
 struct change {
     const char *name;
     bool (*make)(struct view *view);
-    bool keep_digests;
 };
 
 static struct {
@@ -152,17 +149,16 @@ static bool move_array(struct view *view)
 }
 
 static const struct change changes[] = {
-    {"token changed", change_token, false},
-    {"token changed after its digest", change_token, true},
-    {"label across a boundary", label_across, false},
-    {"label lost", drop_label, false},
-    {"padding with a loss weight", weigh_padding, false},
-    {"padding that is not pad_id", fill_padding, false},
-    {"wrong total of tokens", count_tokens_wrongly, false},
-    {"wrong total of targets", count_targets_wrongly, false},
-    {"samples swapped in sample_index", swap_samples, false},
-    {"max_seqlen too small", understate_longest, false},
-    {"array past the payload", move_array, true},
+    {"token changed", change_token},
+    {"label across a boundary", label_across},
+    {"label lost", drop_label},
+    {"padding with a loss weight", weigh_padding},
+    {"padding that is not pad_id", fill_padding},
+    {"wrong total of tokens", count_tokens_wrongly},
+    {"wrong total of targets", count_targets_wrongly},
+    {"samples swapped in sample_index", swap_samples},
+    {"max_seqlen too small", understate_longest},
+    {"array past the payload", move_array},
 };
 
 /* ---- the probe's faults ---- */
@@ -269,8 +265,6 @@ static bool corrupt_locked(const struct pd_batch_key *key, struct pd_batch *batc
     wanted.chosen = true;
     wanted.batch = *key;
     wanted.times--;
-    if (!change || !change->keep_digests)
-        pd_batch_digest(batch, payload);
     pd_log(PD_LOG_WARN, "fault_planted", "fault=\"%s\" step=%llu", wanted.name,
            (unsigned long long)key->step);
     return wanted.unchecked;

@@ -119,14 +119,19 @@ static bool names_grow(struct names *names)
     return true;
 }
 
+static bool names_find(const struct names *names, uint32_t number, uint32_t *index)
+{
+    *index = names->count;
+    while (*index > 0)
+        if (names->numbers[--*index] == number)
+            return true;
+    return false;
+}
+
 static int names_add(struct names *names, uint32_t number, const char *text, uint32_t *index)
 {
-    for (uint32_t i = names->count; i-- > 0;) {
-        if (names->numbers[i] == number) {
-            *index = i;
-            return 0;
-        }
-    }
+    if (names_find(names, number, index))
+        return 0;
     if (names->count == names->capacity && !names_grow(names))
         return PD_ENOMEM;
     *index = names->count++;
@@ -171,6 +176,13 @@ static int bytes_add(struct pd_header *header, const uint8_t *data, size_t size,
         pd_buf_put(&header->bytes, data, size);
     *out = (ProtobufCBinaryData){.len = size, .data = (uint8_t *)(uintptr_t)at};
     return header->bytes.failed ? PD_ENOMEM : 0;
+}
+
+bool pd_header_has_names(const struct pd_header *header, const struct pd_segment *segment)
+{
+    uint32_t index;
+    return names_find(&header->streams, segment->stream, &index) &&
+           names_find(&header->sources, segment->source, &index);
 }
 
 int pd_header_sample(struct pd_header *header, const struct pd_header_sample *sample)

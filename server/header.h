@@ -46,7 +46,7 @@ struct pd_header_facts {
 /* One row of the sample table. Names and bytes are copied. */
 struct pd_header_sample {
     const struct pd_segment *segment;
-    const char *stream, *source; /* names */
+    const char *stream, *source; /* names; not looked at where pd_header_has_names */
     const uint8_t *key, *group;  /* NULL with size 0: none */
     size_t key_bytes, group_bytes;
     uint64_t version;
@@ -66,6 +66,8 @@ void pd_header_free(struct pd_header *header); /* NULL is allowed */
 void pd_header_begin(struct pd_header *header);
 /* Adds a row of the batch: the number of its pack, or -1 for a row of padding alone. PD_ENOMEM. */
 int pd_header_row(struct pd_header *header, int64_t pack) PD_MUST_CHECK;
+/* Whether the names of the segment's stream and source came with one before. */
+bool pd_header_has_names(const struct pd_header *header, const struct pd_segment *segment);
 /* Adds a real segment of the current row. PD_ENOMEM. */
 int pd_header_sample(struct pd_header *header, const struct pd_header_sample *sample) PD_MUST_CHECK;
 /* Completes the message; *size_bytes is the exact length of its encoding. PD_EINTERNAL: rows or

@@ -89,12 +89,15 @@ int pd_log_read_source_name(struct pd_log_reader *reader, uint32_t feed, uint32_
  * has no such number; PD_ECORRUPT. */
 int pd_log_read_tensor(struct pd_log_reader *reader, uint32_t feed, uint32_t number,
                        struct pd_tensor_spec *spec) PD_MUST_CHECK;
+/* Who finds the digest of the door again in tokens and tensors of which a whole column is copied:
+ * the call that copies it, or, later, whoever called, over the bytes where they then lie. */
+enum pd_verify { PD_VERIFY_COPIES, PD_VERIFY_LATER };
 /* Fills *bodies so that the layout reads this feed's samples, each column of a sample verified
- * against the digest taken at the door (whole samples over the bytes just copied; parts and pruned
- * ones by re-reading the whole sample). PD_ECORRUPT with the sample named in *error when one does
- * not match. */
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
-                   struct pd_error *error);
+ * against the digest taken at the door (whole ones as `verify` says, labels always over the bytes
+ * just copied; parts and pruned samples by re-reading the whole sample). PD_ECORRUPT with the
+ * sample named in *error when one does not match. */
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, enum pd_verify verify,
+                   struct pd_bodies *bodies, struct pd_error *error);
 /* The same for the check: spans and numbers of elements of whole samples, as pushed. */
 void pd_log_check_heads(struct pd_log_reader *reader, uint32_t feed, struct pd_check_heads *heads,
                         struct pd_error *error);

@@ -6,7 +6,8 @@
  *
  * Invariant: bytes leave only after the digest taken at the door has been found again: over the
  * bytes just copied where the segment carries the whole column of its sample, else over the sample
- * as it lies in the log. It knows nothing of rows and padding. */
+ * as it lies in the log. The one exception is a caller who asked to find the digest of whole columns
+ * himself. It knows nothing of rows and padding. */
 #include "server/log_internal.h"
 
 #include "base/digest.h"
@@ -120,7 +121,7 @@ static int verify(struct pd_log_reader *reader, const struct pd_segment *segment
 
 /* Tokens or labels: int32, run by run. */
 static int copy_tokens(struct pd_log_reader *reader, const struct pd_segment *segment,
-                       const struct column *column, int32_t *dst)
+                       const struct column *column, enum pd_verify when, int32_t *dst)
 {
     const struct pd_slice *slice = &pd_log_reader_segment(reader)->slice;
     uint64_t done = 0;
@@ -134,13 +135,14 @@ static int copy_tokens(struct pd_log_reader *reader, const struct pd_segment *se
     }
     if (rc == 0 && done < slice->sample_tokens)
         return verify(reader, segment, column);
-    bool same = rc == 0 && pd_digest(dst, column->size_bytes) == column->digest;
+    bool same = rc == 0 && (when == PD_VERIFY_LATER ||
+                            pd_digest(dst, column->size_bytes) == column->digest);
     return verdict(reader, segment, column, rc, same);
 }
 
-static int bodies_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst)
+static int read_tokens(struct pd_log_reader *reader, const struct pd_segment *segment,
+                       enum pd_verify when, int32_t *dst)
 {
-    struct pd_log_reader *reader = ctx;
     struct pd_log_segment *at;
     int rc = open_segment(reader, segment, &at);
     if (rc)
@@ -149,7 +151,17 @@ static int bodies_tokens(void *ctx, const struct pd_segment *segment, int32_t *d
                             .offset_bytes = at->head->token_offsets[segment->index] * 4,
                             .size_bytes = (uint64_t)at->slice.sample_tokens * 4,
                             .digest = at->head->token_digests[segment->index]};
-    return copy_tokens(reader, segment, &column, dst);
+    return copy_tokens(reader, segment, &column, when, dst);
+}
+
+static int bodies_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst)
+{
+    return read_tokens(ctx, segment, PD_VERIFY_COPIES, dst);
+}
+
+static int bodies_tokens_later(void *ctx, const struct pd_segment *segment, int32_t *dst)
+{
+    return read_tokens(ctx, segment, PD_VERIFY_LATER, dst);
 }
 
 static int bodies_labels(void *ctx, const struct pd_segment *segment, int32_t *dst, bool *has)
@@ -168,7 +180,7 @@ static int bodies_labels(void *ctx, const struct pd_segment *segment, int32_t *d
                                 (offsets[segment->index] + offsets[at->head->count]) * 4,
                             .size_bytes = (uint64_t)at->slice.sample_tokens * 4,
                             .digest = at->head->label_digests[segment->index]};
-    return copy_tokens(reader, segment, &column, dst);
+    return copy_tokens(reader, segment, &column, PD_VERIFY_COPIES, dst);
 }
 
 static int bodies_loss(void *ctx, const struct pd_segment *segment, struct pd_loss_runs *runs)
@@ -307,10 +319,10 @@ static void column_of(const struct pd_tensor_spec *spec, const struct pd_tensor_
                               .digest = extent->digest};
 }
 
-static int bodies_tensor(void *ctx, const struct pd_segment *segment,
-                         const struct pd_tensor_spec *spec, struct pd_elements which, void *dst)
+static int read_tensor(struct pd_log_reader *reader, const struct pd_segment *segment,
+                       const struct pd_tensor_spec *spec, struct pd_elements which,
+                       enum pd_verify when, void *dst)
 {
-    struct pd_log_reader *reader = ctx;
     struct pd_tensor_extent extent;
     struct copy copy = {dst, dst};
     struct column column;
@@ -325,8 +337,22 @@ static int bodies_tensor(void *ctx, const struct pd_segment *segment,
     uint64_t copied = (uint64_t)(copy.at - copy.start);
     if (rc == 0 && copied < extent.size_bytes)
         return verify(reader, segment, &column);
-    bool same = rc == 0 && pd_digest(dst, copied) == extent.digest;
+    bool same =
+        rc == 0 && (when == PD_VERIFY_LATER || pd_digest(dst, copied) == extent.digest);
     return verdict(reader, segment, &column, rc, same);
+}
+
+static int bodies_tensor(void *ctx, const struct pd_segment *segment,
+                         const struct pd_tensor_spec *spec, struct pd_elements which, void *dst)
+{
+    return read_tensor(ctx, segment, spec, which, PD_VERIFY_COPIES, dst);
+}
+
+static int bodies_tensor_later(void *ctx, const struct pd_segment *segment,
+                               const struct pd_tensor_spec *spec, struct pd_elements which,
+                               void *dst)
+{
+    return read_tensor(ctx, segment, spec, which, PD_VERIFY_LATER, dst);
 }
 
 static int count_zeros(void *ctx, struct pd_log_reader *reader, uint64_t block, uint64_t offset,
@@ -366,21 +392,22 @@ static int bodies_zeros(void *ctx, const struct pd_segment *segment,
                    : verdict(reader, segment, &column, rc, false);
 }
 
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
-                   struct pd_error *error)
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, enum pd_verify verify,
+                   struct pd_bodies *bodies, struct pd_error *error)
 {
+    bool later = verify == PD_VERIFY_LATER;
     struct pd_log_segment *segment = pd_log_reader_segment(reader);
     segment->feed = feed;
     segment->error = error;
     segment->known = false;
     *bodies = (struct pd_bodies){.ctx = reader,
-                                 .tokens = bodies_tokens,
+                                 .tokens = later ? bodies_tokens_later : bodies_tokens,
                                  .labels = bodies_labels,
                                  .loss = bodies_loss,
                                  .spans = bodies_spans,
                                  .elements = bodies_elements,
                                  .runs = bodies_runs,
-                                 .tensor = bodies_tensor,
+                                 .tensor = later ? bodies_tensor_later : bodies_tensor,
                                  .zeros = bodies_zeros};
 }
 

@@ -15,6 +15,8 @@
 struct cached_head {
     uint64_t block;
     struct pd_block_head *head; /* NULL: the place is free */
+    MDB_val piece;              /* of the body, the one found last; size 0: none */
+    uint64_t piece_number;
 };
 
 struct pd_log_reader {
@@ -291,6 +293,25 @@ int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block
 
 /* ---- bodies ---- */
 
+/* A piece of a body in place; remembered beside the block's head, where that was read. */
+static int find_piece(struct pd_log_reader *reader, uint64_t block, uint64_t number, MDB_val *piece)
+{
+    struct cached_head *slot =
+        reader->head_count > 0 ? find_slot(reader->heads, reader->head_capacity, block) : NULL;
+    if (slot && slot->head && slot->piece.mv_size > 0 && slot->piece_number == number) {
+        *piece = slot->piece;
+        return 0;
+    }
+    struct pd_log_key key = pd_log_key_piece(block, (uint32_t)number);
+    MDB_val k = {key.size_bytes, key.bytes};
+    int rc = mdb_get(reader->txn, reader->log->dbs[PD_DB_BODIES], &k, piece);
+    if (rc == 0 && slot && slot->head) {
+        slot->piece = *piece;
+        slot->piece_number = number;
+    }
+    return rc;
+}
+
 /* The stored bytes at `offset` in place, as far as one piece goes. */
 static int body_at(struct pd_log_reader *reader, uint64_t block, uint64_t offset,
                    const uint8_t **data, size_t *size)
@@ -299,9 +320,8 @@ static int body_at(struct pd_log_reader *reader, uint64_t block, uint64_t offset
     size_t within = (size_t)(offset % PD_LOG_PIECE_BYTES);
     if (piece > UINT32_MAX)
         return PD_ECORRUPT;
-    struct pd_log_key key = pd_log_key_piece(block, (uint32_t)piece);
-    MDB_val k = {key.size_bytes, key.bytes}, value;
-    int rc = mdb_get(reader->txn, reader->log->dbs[PD_DB_BODIES], &k, &value);
+    MDB_val value;
+    int rc = find_piece(reader, block, piece, &value);
     if (rc == MDB_NOTFOUND ||
         (rc == 0 && (value.mv_size <= within || value.mv_size > PD_LOG_PIECE_BYTES)))
         return PD_ECORRUPT;

@@ -309,10 +309,11 @@ static int bodies_loss(void *ctx, const struct pd_segment *segment, struct pd_lo
     return 0;
 }
 
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
-                   struct pd_error *error)
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, enum pd_verify verify,
+                   struct pd_bodies *bodies, struct pd_error *error)
 {
     (void)feed;
+    (void)verify;
     reader->error = error;
     *bodies = (struct pd_bodies){
         .ctx = reader, .tokens = bodies_tokens, .labels = bodies_labels, .loss = bodies_loss};

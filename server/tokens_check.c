@@ -1,10 +1,10 @@
 /* Served tokens and tensors against the log.
  *
- * Place in the flow: the last part of the structural check, on an assemble thread, over the very
- * bytes that would be served. Invariant: a segment passes only where its served bytes have the
- * digest of the door, or equal bytes that were just verified against it. Where elements lie in a
- * tensor's array is what packer/check.c has proved: they are counted on from one segment to the
- * next. Labels are compared by packer/check.h alone (places and counts). Keeps no state. */
+ * Place in the flow: parts of the structural check, on an assemble thread, over the very bytes that
+ * would be served. Invariant: a segment passes only where its served bytes have the digest of the
+ * door, or equal bytes that were just verified against it. Where elements lie in a tensor's array is
+ * what packer/check.c has proved: they are counted on from one segment to the next. Labels are
+ * compared by packer/check.h alone (places and counts). Keeps no state. */
 #include "server/tokens_check.h"
 
 #include "base/digest.h"
@@ -21,7 +21,7 @@ struct place {
     uint64_t number;   /* of the batch's real segments */
 };
 
-static int differs(const struct place *place, const char *what, struct pd_check_finding *finding)
+static int differs(const struct place *place, const char *tensor, struct pd_check_finding *finding)
 {
     const struct pd_segment *segment = place->segment;
     *finding = (struct pd_check_finding){
@@ -29,7 +29,7 @@ static int differs(const struct place *place, const char *what, struct pd_check_
     snprintf(
         finding->text, sizeof finding->text,
         "%s of the %u positions from here are not those of sample seq %llu of stream number %u",
-        what, segment->length_tokens, (unsigned long long)segment->seq, segment->stream);
+        tensor, segment->length_tokens, (unsigned long long)segment->seq, segment->stream);
     return PD_ECORRUPT;
 }
 
@@ -40,19 +40,21 @@ static int head_of(const struct pd_tokens_check *check, const struct pd_segment 
     return rc == 0 && segment->index >= (*head)->count ? PD_ECORRUPT : rc;
 }
 
-/* 0 with *same: the verdict. */
-static int compare_tokens(const struct pd_tokens_check *check, const struct pd_segment *segment,
-                          const int32_t *served, bool *same)
+/* Cut or pruned tokens are compared with the log's. Whole ones that are not as they were pushed, too:
+ * the log then says first whether its own still are. */
+static int compare_tokens(void *ctx, const struct pd_segment *segment, const int32_t *served,
+                          bool *same)
 {
+    const struct pd_tokens_check *check = ctx;
     size_t size_bytes = (size_t)segment->length_tokens * 4;
     const struct pd_block_head *head;
     int rc = head_of(check, segment, &head);
     if (rc != 0)
         return rc;
-    if (segment->length_tokens == head->lengths[segment->index]) {
-        *same = pd_digest(served, size_bytes) == head->token_digests[segment->index];
+    *same = segment->length_tokens == head->lengths[segment->index] &&
+            pd_digest(served, size_bytes) == head->token_digests[segment->index];
+    if (*same)
         return 0;
-    }
     int32_t *logged = malloc(size_bytes);
     rc = logged ? check->bodies->tokens(check->bodies->ctx, segment, logged) : PD_ENOMEM;
     *same = rc == 0 && memcmp(served, logged, size_bytes) == 0;
@@ -60,15 +62,9 @@ static int compare_tokens(const struct pd_tokens_check *check, const struct pd_s
     return rc;
 }
 
-static int check_tokens(const struct pd_tokens_check *check, const struct place *place,
-                        struct pd_check_finding *finding)
+struct pd_check_tokens pd_tokens_check_tokens(struct pd_tokens_check *check)
 {
-    const struct pd_array *array = pd_batch_find(check->batch, "tokens");
-    const int32_t *tokens = (const void *)(check->payload + array->offset_bytes);
-    uint64_t at = (uint64_t)place->row * check->batch->width + place->position;
-    bool same = false;
-    int rc = compare_tokens(check, place->segment, tokens + at, &same);
-    return rc == 0 && !same ? differs(place, "the tokens", finding) : rc;
+    return (struct pd_check_tokens){.ctx = check, .compare = compare_tokens};
 }
 
 /* ---- tensors ---- */
@@ -85,10 +81,9 @@ static int compare_elements(const struct pd_tokens_check *check, const struct pd
     if (tensor == PD_TENSOR_NONE)
         return rc != 0 ? rc : PD_ECORRUPT;
     struct pd_tensor_extent extent = pd_block_head_extent(head, tensor, segment->index);
-    if (size_bytes == extent.size_bytes) {
-        *same = pd_digest(served, size_bytes) == extent.digest;
+    *same = size_bytes == extent.size_bytes && pd_digest(served, size_bytes) == extent.digest;
+    if (*same)
         return 0;
-    }
     uint8_t *logged = malloc(size_bytes);
     rc = logged ? check->bodies->tensor(check->bodies->ctx, segment, spec, which, logged)
                 : PD_ENOMEM;
@@ -131,17 +126,18 @@ static int check_tensor(const struct pd_tokens_check *check, const struct place 
     return rc == 0 && !same ? differs(place, spec->name, finding) : rc;
 }
 
-int pd_tokens_check(const struct pd_tokens_check *check, struct pd_check_finding *finding)
+int pd_tokens_check_tensors(const struct pd_tokens_check *check, struct pd_check_finding *finding)
 {
     uint64_t done[PD_TENSORS_MAX] = {0};
     struct place place = {0};
     int rc = 0;
+    if (check->media->tensor_count == 0)
+        return 0;
     for (; rc == 0 && place.row < check->batch->rows; place.row++) {
         const struct pd_pack *pack = check->rows[place.row];
         place.position = 0;
         for (uint32_t i = 0; rc == 0 && pack && i < pack->segment_count; i++) {
             place.segment = &pack->segments[i];
-            rc = check_tokens(check, &place, finding);
             for (uint32_t t = 0; rc == 0 && t < check->media->tensor_count; t++)
                 rc = check_tensor(check, &place, &check->media->tensors[t], &done[t], finding);
             place.position += place.segment->slot_tokens;

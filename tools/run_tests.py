@@ -54,8 +54,8 @@ def log_folder(root, target):
     return os.path.join(root, target.replace(":", "/").strip("/"))
 
 
-def read_log(path):
-    """Text of a log; "" where there is none."""
+def read_text(path):
+    """Text of a file; "" where there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -87,7 +87,7 @@ def read_results(results, root):
     total = Totals()
     skip_notes = []
     for target, result in sorted(results.items()):
-        text = read_log(os.path.join(log_folder(root, target), "test.log")) if result not in ("FAILED TO BUILD", "NO STATUS") else ""
+        text = read_text(os.path.join(log_folder(root, target), "test.log")) if result not in ("FAILED TO BUILD", "NO STATUS") else ""
         one = count(text)
         if result in ("PASSED", "FLAKY"):
             one.passed += one == Totals()
@@ -109,7 +109,7 @@ def print_flaky(targets, root):
         print(f"== FLAKY {target}: it passed only at another attempt; the log of each that failed:")
         paths = sorted(glob.glob(os.path.join(glob.escape(log_folder(root, target)), "test_attempts", "attempt_*.log")))
         for path in paths:
-            print(f"-- {path}\n{read_log(path)}")
+            print(f"-- {path}\n{read_text(path)}")
         if not paths:
             print("-- there is none")
 
@@ -187,10 +187,14 @@ def start_fuzzer(root, target, seconds, scratch):
     name = target.split(":")[1]
     corpus = os.path.join(scratch, name)
     os.mkdir(corpus)
+    seeds = os.path.join("tests", "fuzz", "corpus", f"{name}.hex")
+    for number, line in enumerate(read_text(seeds).splitlines()):
+        with open(os.path.join(corpus, f"seed-{number}"), "wb") as file:
+            file.write(bytes.fromhex(line))
     return subprocess.Popen(
         [os.path.join(root, "tests", "fuzz", name), f"-max_total_time={seconds}", "-max_len=4096", "-timeout=60", "-rss_limit_mb=4096",
-         f"-artifact_prefix={corpus}/", "-print_final_stats=1", corpus],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+         "-len_control=20", f"-artifact_prefix={corpus}/", "-print_final_stats=1", corpus],
+        env={**os.environ, "TEST_TMPDIR": scratch}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
 
 
 def main():

@@ -92,7 +92,7 @@ static void bench_shape(uint32_t rows, uint32_t seq_len, uint32_t mean, uint32_t
     b.copy = malloc(b.c->batch.payload_bytes);
     PD_CHECK(b.copy);
     printf("%u x %u, mean length %u, seg_align %u, %.2f MiB: memcpy %.2f  measure %.2f  "
-           "fill+digest %.2f  "
+           "fill %.2f  "
            "digest %.2f  check %.2f  GB/s\n",
            rows, seq_len, mean, seg_align, (double)b.c->batch.payload_bytes / 1048576,
            rate(run_copy, &b) / 1e9, rate(run_measure, &b) / 1e9, rate(run_fill, &b) / 1e9,

@@ -32,7 +32,7 @@ def names(path, pattern):
 
 
 ATTENTION = names("gpu/probe_cases.h", r'X\(PD_FAULT_\w+, "([^"]+)"')
-OTHERS = names("server/fault.c", r'^    \{"([^"]+)", \w+, (?:true|false)\}')
+OTHERS = names("server/fault.c", r'^    \{"([^"]+)", \w+\}')
 # Wrong in every array alike: only a comparison with the log can know.
 CONSISTENT = "a length wrong in all arrays alike"
 # The rule that finds each fault.
@@ -53,7 +53,6 @@ RULES = {
     "seq_lens one token short": "seq_lens",
     "a length wrong in all arrays alike": "plan",
     "token changed": "digest",
-    "token changed after its digest": "digest",
     "label across a boundary": "labels",
     "label lost": "plan",
     "padding with a loss weight": "padding",

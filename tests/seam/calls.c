@@ -93,7 +93,8 @@ void seam_metadata_lend(const struct seam_metadata *from, grpc_metadata_array *t
     to->count = to->capacity = from->count;
     to->metadata = calloc(from->count + 1, sizeof *to->metadata);
     PD_CHECK(to->metadata);
-    memcpy(to->metadata, from->items, from->count * sizeof *to->metadata);
+    for (size_t i = 0; i < from->count; i++)
+        to->metadata[i] = from->items[i];
 }
 
 static void metadata_free(struct seam_metadata *metadata)

@@ -69,6 +69,22 @@ static void test_bytes_round_trip(void **state)
     pd_buf_fini(&buf);
 }
 
+/* Room for nothing is room, and nothing can be read to its end. */
+static void test_bytes_of_nothing(void **state)
+{
+    struct pd_buf buf = {0};
+    (void)state;
+    assert_non_null(pd_buf_extend(&buf, 0));
+    assert_false(buf.failed);
+    assert_int_equal(buf.size_bytes, 0);
+    pd_buf_fini(&buf);
+    struct pd_reader reader = pd_reader_of(NULL, 0);
+    assert_true(pd_reader_done(&reader));
+    assert_int_equal(pd_reader_left(&reader), 0);
+    assert_int_equal(pd_reader_u8(&reader), 0);
+    assert_true(reader.failed);
+}
+
 static void test_varint_too_long(void **state)
 {
     (void)state;
@@ -191,7 +207,7 @@ int main(void)
         cmocka_unit_test(test_errors),          cmocka_unit_test(test_bytes_round_trip),
         cmocka_unit_test(test_varint_too_long), cmocka_unit_test(test_names),
         cmocka_unit_test(test_units),           cmocka_unit_test(test_list),
-        cmocka_unit_test(test_texts_are_utf8),
+        cmocka_unit_test(test_texts_are_utf8),  cmocka_unit_test(test_bytes_of_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

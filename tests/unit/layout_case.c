@@ -267,7 +267,10 @@ int case_build(struct layout_case *c, struct pd_error *error)
     c->payload = aligned_alloc(PD_ARRAY_ALIGN, c->batch.payload_bytes);
     PD_CHECK(c->payload);
     memset(c->payload, 0xA5, c->batch.payload_bytes);
-    return pd_layout_fill(&input, &c->batch, c->payload);
+    rc = pd_layout_fill(&input, &c->batch, c->payload);
+    if (rc == 0)
+        pd_batch_digest(&c->batch, c->payload);
+    return rc;
 }
 
 struct pd_layout_input case_input(const struct layout_case *c, const struct pd_bodies *bodies)

@@ -396,7 +396,7 @@ static void test_bodies(void **unused)
         assert_int_equal(pd_log_read_head(reader, 1, wanted->position, &head), PD_ENOTFOUND);
         head = again;
         struct pd_bodies bodies;
-        pd_log_bodies(reader, 0, &bodies, &error);
+        pd_log_bodies(reader, 0, PD_VERIFY_COPIES, &bodies, &error);
         for (uint32_t s = 0; s < head->count; s++) {
             uint32_t length = head->lengths[s], part = length > 2 ? length / 3 : 0;
             struct pd_segment segment = {.block = wanted->position,

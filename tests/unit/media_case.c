@@ -520,7 +520,10 @@ int media_build(struct media_case *c, uint32_t first, uint32_t rows, struct pd_e
     c->payload = aligned_alloc(PD_ARRAY_ALIGN, c->batch.payload_bytes);
     PD_CHECK(c->payload);
     memset(c->payload, 0xA5, c->batch.payload_bytes);
-    return pd_layout_fill(&input, &c->batch, c->payload);
+    rc = pd_layout_fill(&input, &c->batch, c->payload);
+    if (rc == 0)
+        pd_batch_digest(&c->batch, c->payload);
+    return rc;
 }
 
 int media_check(struct media_case *c, bool with_plan, struct pd_check_finding *finding)

@@ -221,13 +221,13 @@ static void test_damaged_body(void **unused)
         needle[i] = seq_token("a", 7, 20 + i);
     assert_true(damage(&c, needle, sizeof needle, 5) > 0);
     seq_start(&c);
-    struct pd_bodies bodies;
+    struct pd_bodies bodies, later;
     struct pd_error error = {0};
     struct pd_pack pack = {0};
     int32_t tokens[64];
     int bad = 0;
     assert_int_equal(pd_log_reader_begin(c.reader), 0);
-    pd_log_bodies(c.reader, 0, &bodies, &error);
+    pd_log_bodies(c.reader, 0, PD_VERIFY_COPIES, &bodies, &error);
     for (uint64_t k = 0; k < 40; k++) {
         assert_int_equal(pd_log_read_pack(c.reader, 0, k, &pack), 0);
         int rc = bodies.tokens(bodies.ctx, &pack.segments[0], tokens);
@@ -237,10 +237,15 @@ static void test_damaged_body(void **unused)
         }
         assert_int_equal(rc, PD_ECORRUPT);
         assert_non_null(strstr(error.text, "sample 7 of stream 'a'"));
+        /* Who says that it will look itself is given the bytes as they are. */
+        pd_log_bodies(c.reader, 0, PD_VERIFY_LATER, &later, &error);
+        assert_int_equal(later.tokens(later.ctx, &pack.segments[0], tokens), 0);
+        assert_memory_not_equal(tokens + 20, needle, sizeof needle);
         pack.segments[0].offset_tokens =
             30; /* a part that does not hold the damage is refused too */
         pack.segments[0].length_tokens = 10;
         assert_int_equal(bodies.tokens(bodies.ctx, &pack.segments[0], tokens), PD_ECORRUPT);
+        assert_int_equal(later.tokens(later.ctx, &pack.segments[0], tokens), PD_ECORRUPT);
         bad++;
     }
     pd_log_reader_end(c.reader);

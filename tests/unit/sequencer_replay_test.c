@@ -330,7 +330,7 @@ static void check_segment(struct seq_case *c, const struct pd_segment *got,
     struct pd_error error = {0};
     int32_t tokens[64];
     bool has = false;
-    pd_log_bodies(c->reader, 0, &bodies, &error);
+    pd_log_bodies(c->reader, 0, PD_VERIFY_COPIES, &bodies, &error);
     assert_int_equal(bodies.tokens(bodies.ctx, got, tokens), 0);
     for (uint32_t t = 0; t < got->length_tokens; t++)
         assert_int_equal(tokens[t],

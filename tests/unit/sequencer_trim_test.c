@@ -39,6 +39,18 @@ static void trainer_open(struct seq_case *c, struct trainer *trainer, const char
     trainer->next = trainer->open.first_step;
 }
 
+/* A new log with stream "a" and job "train". */
+static struct seq_stream begin(struct seq_case *c, const char *name, struct trainer *trainer)
+{
+    struct seq_stream a = seq_stream_of("feed0", "a");
+    trim_config(c);
+    seq_case_dir(c, name);
+    seq_start(c);
+    assert_int_equal(seq_open(c, &a), 0);
+    trainer_open(c, trainer, "train", PD_JOB_TRAINER);
+    return a;
+}
+
 static uint64_t packs_planned(struct seq_case *c)
 {
     struct pd_request_status status = seq_status(c);
@@ -126,12 +138,7 @@ static void test_steady(void **unused)
     struct trainer trainer;
     uint64_t random = SEED, seq = 0, most = 0;
     print_message("seed %llu\n", SEED);
-    trim_config(&c);
-    seq_case_dir(&c, "steady");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "steady", &trainer);
     for (int i = 0; i < 1200; i++) {
         push_block(&c, &a, &seq, &random);
         train(&c, &trainer, i % 4 == 0);
@@ -179,12 +186,7 @@ static void test_stall(void **unused)
     struct pd_stall stall;
     const char *why;
     uint64_t random = SEED, seq = 0;
-    trim_config(&c);
-    seq_case_dir(&c, "stall");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "stall", &trainer);
     assert_false(pd_sequencer_stall(c.seq, 0, &stall));
     for (int round = 0; round < 4; round++) {
         while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
@@ -227,12 +229,7 @@ static void test_retained_too_much(void **unused)
     struct trainer trainer;
     const char *why;
     uint64_t random = SEED, seq = 0;
-    trim_config(&c);
-    seq_case_dir(&c, "retained");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "retained", &trainer);
     for (int round = 0; round < 5; round++) {
         while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
             push_block(&c, &a, &seq, &random);
@@ -268,12 +265,7 @@ static void test_retained_give_way(void **unused)
     struct trainer trainer;
     uint64_t random = SEED, seq = 0, commits[3] = {0}, next_commit = EVERY;
     uint64_t before = pd_metric_feed_value(PD_F_COMMITS_GIVEN_UP, 0);
-    trim_config(&c);
-    seq_case_dir(&c, "giveway");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "giveway", &trainer);
     while (trainer.next < 12 * EVERY) {
         if (push_until(&c, &a, &trainer, next_commit, &seq, &random)) {
             memmove(commits, commits + 1, 2 * sizeof *commits);
@@ -304,12 +296,7 @@ static void test_retained_give_way_after_restart(void **unused)
     struct trainer trainer;
     const char *why;
     uint64_t random = SEED, seq = 0;
-    trim_config(&c);
-    seq_case_dir(&c, "restarted");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "restarted", &trainer);
     for (uint64_t commit = 100; commit <= 200; commit += 100) {
         assert_true(push_until(&c, &a, &trainer, commit, &seq, &random));
         commit_at(&c, "train", commit);
@@ -343,12 +330,7 @@ static void test_gone_back(void **unused)
     struct trainer trainer;
     const char *why;
     uint64_t random = SEED, seq = 0;
-    trim_config(&c);
-    seq_case_dir(&c, "goneback");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "goneback", &trainer);
     assert_true(push_until(&c, &a, &trainer, FIRST, &seq, &random));
     commit_at(&c, "train", FIRST);
     assert_true(push_until(&c, &a, &trainer, SECOND, &seq, &random));
@@ -383,12 +365,7 @@ static void test_stall_restart(void **unused)
     struct pd_stall stall;
     const char *why;
     uint64_t random = SEED, seq = 0;
-    trim_config(&c);
-    seq_case_dir(&c, "stallrestart");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
-    trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
+    struct seq_stream a = begin(&c, "stallrestart", &trainer);
     while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
         push_block(&c, &a, &seq, &random);
         train(&c, &trainer, false);

@@ -343,10 +343,11 @@ static int body_loss(void *ctx, const struct pd_segment *segment, struct pd_loss
     return 0;
 }
 
-void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, struct pd_bodies *bodies,
-                   struct pd_error *error)
+void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, enum pd_verify verify,
+                   struct pd_bodies *bodies, struct pd_error *error)
 {
     (void)feed;
+    (void)verify;
     reader->error = error;
     *bodies = (struct pd_bodies){
         .ctx = reader, .tokens = body_tokens, .labels = body_labels, .loss = body_loss};

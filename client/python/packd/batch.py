@@ -130,12 +130,14 @@ def _copied(column: Any) -> Any:
 
 
 class Named:
-    """Looking into a batch by name: [], in, len, iteration, keys(), values(), items(), get(), over the arrays or tensors in `_arrays`.
+    """What batches of arrays and of tensors share: looking into `_arrays` by name with [], in, len, iteration, keys(), values(), items() and
+    get(), and the entries of `header` that a training loop needs.
 
     Not a collections.abc.Mapping: torch's collate functions take those apart and would drop the header.
     """
 
     _arrays: dict[str, Any]
+    header: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -167,6 +169,56 @@ class Named:
     def get(self, name: str, default: Any = None) -> Any:
         """The array of that name, or `default`."""
         return self._arrays.get(name, default)
+
+    @property
+    def step(self) -> int:
+        """The optimiser step."""
+        return self.header["step"]
+
+    @property
+    def micro(self) -> int:
+        """The micro-step within it, from 0."""
+        return self.header["micro"]
+
+    @property
+    def last_of_step(self) -> bool:
+        """Whether the optimiser steps behind this batch."""
+        return self.header["micro"] + 1 == self.header["accum"]
+
+    @property
+    def dp_rank(self) -> int:
+        """The data-parallel rank it is for."""
+        return self.header["dp_rank"]
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.header["rows"]
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.header["width"]
+
+    @property
+    def max_seqlen(self) -> int:
+        """Largest step of cu_seqlens, padding segments included; a plain int, as kernels want it."""
+        return self.header["max_seqlen"]
+
+    @property
+    def samples(self) -> Samples:
+        """The sample table; sample_index points into it."""
+        return self.header["samples"]
+
+    @property
+    def label_convention(self) -> str:
+        """"unshifted": labels[i] is token i. "shifted": labels[i] is the token that follows i."""
+        return self.header["label_convention"]
+
+    @property
+    def loss_denominator(self) -> float:
+        """Sum of loss_weight over the whole step, all ranks and micro-steps: sum(loss_weight * loss) / it is the step's mean."""
+        return self.header["step_totals"]["loss_weight"]
 
 
 class Batch(Named):
@@ -210,51 +262,6 @@ class Batch(Named):
         """
         arrays = {name: numpy.asarray(array) for name, array in arrays.items()}
         return cls(arrays, _completed(arrays, dict(header or {})))
-
-    @property
-    def step(self) -> int:
-        """The optimiser step."""
-        return self.header["step"]
-
-    @property
-    def micro(self) -> int:
-        """The micro-step within it, from 0."""
-        return self.header["micro"]
-
-    @property
-    def dp_rank(self) -> int:
-        """The data-parallel rank it is for."""
-        return self.header["dp_rank"]
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return self.header["rows"]
-
-    @property
-    def width(self) -> int:
-        """W."""
-        return self.header["width"]
-
-    @property
-    def max_seqlen(self) -> int:
-        """Largest step of cu_seqlens, padding segments included; a plain int, as kernels want it."""
-        return self.header["max_seqlen"]
-
-    @property
-    def samples(self) -> Samples:
-        """The sample table; sample_index points into it."""
-        return self.header["samples"]
-
-    @property
-    def label_convention(self) -> str:
-        """"unshifted": labels[i] is token i. "shifted": labels[i] is the token that follows i."""
-        return self.header["label_convention"]
-
-    @property
-    def loss_denominator(self) -> float:
-        """Sum of loss_weight over the whole step, all ranks and micro-steps: sum(loss_weight * loss) / it is the step's mean."""
-        return self.header["step_totals"]["loss_weight"]
 
     def torch(self) -> dict[str, Any]:
         """The arrays as torch tensors over the same memory (bfloat16 ones as such)."""

@@ -89,31 +89,6 @@ class TensorBatch(Named):
         first = self.payload if self.payload is not None else next(iter(self._arrays.values()))
         return self if first.is_pinned() else self._moved(lambda tensor: tensor.pin_memory())
 
-    @property
-    def step(self) -> int:
-        """The optimiser step."""
-        return self.header["step"]
-
-    @property
-    def micro(self) -> int:
-        """The micro-step within it, from 0."""
-        return self.header["micro"]
-
-    @property
-    def last_of_step(self) -> bool:
-        """Whether the optimiser steps behind this batch."""
-        return self.header["micro"] + 1 == self.header["accum"]
-
-    @property
-    def max_seqlen(self) -> int:
-        """Largest step of cu_seqlens; a plain int."""
-        return self.header["max_seqlen"]
-
-    @property
-    def loss_denominator(self) -> float:
-        """Sum of loss_weight over the whole step, all ranks and micro-steps."""
-        return self.header["step_totals"]["loss_weight"]
-
     def __reduce__(self):
         return TensorBatch, (self._table, self.payload, self.header, self.dtypes, self.state)
 
