@@ -146,7 +146,7 @@ class Soak:
         names = list(FEEDS["mix"]["sources"])
         answer = self.ask("SetMixture", pb.SetMixtureRequest(feed="mix", weights=[pb.SourceWeight(source=name, weight=weight) for name, weight
                                                                                    in zip(names, weights)]))
-        if answer.record:
+        if answer and answer.record:
             self.controls["mix"].append(f"weights {answer.effective_pack} " + " ".join(map(str, weights)))
 
     def skip_samples(self):
@@ -157,7 +157,8 @@ class Soak:
             return
         answer = self.ask("SkipSamples", pb.SkipSamplesRequest(feed=producer.stream.feed, stream=producer.stream.name, first_seq=first, last_seq=last,
                                                                why="soak"))
-        self.controls[producer.stream.feed].append(f"skip {answer.effective_pack} {producer.stream.number} {first} {last}")
+        if answer:
+            self.controls[producer.stream.feed].append(f"skip {answer.effective_pack} {producer.stream.number} {first} {last}")
 
     def skip_steps(self):
         job = next(job for feed in self.packd.status()["feeds"] if feed["name"] == "mix" for job in feed["jobs"] if job["name"] == "slow")
@@ -165,8 +166,8 @@ class Soak:
         first = delivered + 2
         if planned > first:
             last = min(planned, first + self.rng.randrange(3))
-            self.ask("SkipSteps", pb.SkipStepsRequest(feed="mix", job="slow", first=first, last=last, why="soak"))
-            self.skipped_steps.update(range(first, last + 1))
+            if self.ask("SkipSteps", pb.SkipStepsRequest(feed="mix", job="slow", first=first, last=last, why="soak")):
+                self.skipped_steps.update(range(first, last + 1))
 
     def rules(self):
         """Other rules for `mix` by SIGHUP; the log line says from which pack on."""
@@ -218,7 +219,14 @@ class Soak:
         self.packd.start()
 
     def ask(self, call, request):
-        return peer.admin(self.address, call, request)
+        """The answer; None where as many changes as there may be wait for their packs already."""
+        try:
+            return peer.admin(self.address, call, request)
+        except grpc.RpcError as error:
+            if peer.error_detail(error).reason not in ("TOO_MANY_SKIPS", "TOO_MANY_CHANGES"):
+                raise
+            self.happened[f"{call} refused"] = self.happened.get(f"{call} refused", 0) + 1
+            return None
 
     # ---- the run ----
 
