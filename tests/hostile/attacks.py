@@ -21,6 +21,7 @@ import zlib
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 CONNECTIONS = 8
+SOURCE = "127.0.0.2"  # another host than that of the clients who suffer
 PIPE_BYTES = 1 << 18
 
 
@@ -73,7 +74,7 @@ def connect(address):
         made.connect(address[len("unix:"):])
     else:
         host, port = address.rsplit(":", 1)
-        made = socket.create_connection((host, int(port)), timeout=5)
+        made = socket.create_connection((host, int(port)), timeout=5, source_address=(SOURCE, 0))
     made.setblocking(False)
     return made
 
