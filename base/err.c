@@ -64,7 +64,7 @@ void pd_text_make_utf8(char *text)
     }
 }
 
-int pd_error_set(struct pd_error *error, int code, const char *reason, const char *format, ...)
+int(pd_error_set)(struct pd_error *error, int code, const char *reason, const char *format, ...)
 {
     if (!error)
         return code;

@@ -72,6 +72,16 @@ void pd_text_make_utf8(char *text);
  * into it. */
 int pd_error_set(struct pd_error *error, int code, const char *reason, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+#ifndef __cplusplus
+/* What it returns, said where compilers and analysers see it: a path that fails is not one that
+ * goes on. */
+#define pd_error_set(error, code, ...)                        \
+    ({                                                        \
+        const int pd_code_ = (code);                          \
+        (void)(pd_error_set)((error), pd_code_, __VA_ARGS__); \
+        pd_code_;                                             \
+    })
+#endif
 
 /* Puts "prefix: " before the text, once the code and reason are set below; returns error->code.
  * NULL is allowed (returns code). */

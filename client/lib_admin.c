@@ -319,7 +319,7 @@ int packd_admin_commit(struct packd_admin *admin, const char *feed, const char *
         rc = pd_client_error(error, PACKD_ENOTFOUND, "UNKNOWN_JOB",
                              "packd at %s: feed %s has no job %s",
                              pd_channel_server(admin->channel), ask.feed, ask.job);
-    if (rc != 0 && error && strcmp(error->reason, "COMMIT_BEYOND_FETCHED") == 0) {
+    if (rc != 0 && found && error && strcmp(error->reason, "COMMIT_BEYOND_FETCHED") == 0) {
         int grpc_code = error->grpc_code;
         tell_delivered(admin, &request, found, error);
         error->grpc_code = grpc_code;

@@ -39,8 +39,8 @@ const char *packd_version(void)
     return PACKD_VERSION_STRING;
 }
 
-int pd_client_error(struct packd_error *error, int code, const char *reason, const char *format,
-                    ...)
+int(pd_client_error)(struct packd_error *error, int code, const char *reason, const char *format,
+                     ...)
 {
     if (!error)
         return code;

@@ -77,8 +77,9 @@ static int add_length(struct ctl_plan *plan, uint64_t length)
     }
     if (plan->count == plan->capacity) {
         size_t capacity = plan->capacity ? 2 * plan->capacity : 65536;
-        uint32_t *lengths = realloc(plan->lengths, capacity * sizeof *lengths);
-        if (!lengths || capacity > LENGTH_MOST) {
+        uint32_t *lengths =
+            capacity > LENGTH_MOST ? NULL : realloc(plan->lengths, capacity * sizeof *lengths);
+        if (!lengths) {
             ctl_message("%s: too many samples for the memory, after %zu", plan->path, plan->count);
             return CTL_INPUT;
         }

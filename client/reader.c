@@ -366,8 +366,10 @@ static int next_text(struct pd_input *input, struct packd_sample *sample, struct
     size_t bytes = input->text.size_bytes;
     pd_buf_clear(&record->tokens);
     uint8_t *to = pd_buf_extend(&record->tokens, bytes * 4);
-    for (size_t i = 0; to && i < bytes; i++)
-        memcpy(to + i * 4, &(uint32_t){input->text.data[i]}, 4);
+    for (size_t i = 0; to && i < bytes; i++) {
+        const uint32_t token = input->text.data[i];
+        memcpy(to + i * 4, &token, sizeof token);
+    }
     if (record->tokens.failed)
         return pd_client_error(error, PACKD_ENOMEM, "MEMORY", "%s: no memory for its tokens",
                                input->path);

@@ -526,7 +526,7 @@ int pd_safetensors_load(const char *path, uint64_t bytes_max, struct pd_safetens
     if (rc == 0) {
         rc = pd_safetensors_parse(bytes, size, file, error);
         if (rc != 0)
-            rc = pd_error_prefix(error, rc, "%s", path);
+            (void)pd_error_prefix(error, rc, "%s", path);
     }
     if (rc != 0)
         free(bytes);

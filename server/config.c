@@ -184,6 +184,8 @@ void pd_config_derive(struct pd_config *config)
     uint64_t bytes = SAMPLE_BYTES;
     if (config->memory_ingest_bytes / 2 < bytes)
         bytes = config->memory_ingest_bytes / 2;
+    if (config->peer_bytes > 0 && config->peer_bytes / 2 < bytes)
+        bytes = config->peer_bytes / 2;
     for (uint32_t i = 0; i < config->feed_count; i++) {
         uint64_t lane = pd_config_lane_bytes(config, &config->feeds[i]);
         uint64_t room = lane > PD_LANE_BLOCKS_BYTES ? lane - PD_LANE_BLOCKS_BYTES : 0;

@@ -127,6 +127,7 @@ struct pd_config {
     uint64_t handshake_ns;         /* a connection that is not ready by then is closed */
     uint32_t peer_calls_max;       /* open at a time, of one client host; 0 = no limit */
     uint32_t peer_rate_max;        /* begun in a second, likewise */
+    uint64_t peer_bytes;           /* unlogged, of one client host's Push calls; 0 = no limit */
     _Atomic uint64_t stall_ns;     /* the _Atomic ones change at run time: pd_config_reload */
     _Atomic uint64_t drain_ns;     /* grace period of a shutdown, default 30 s */
     char validate_backend[8];      /* "auto", "cuda", "cpu", "off" */

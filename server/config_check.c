@@ -320,17 +320,29 @@ static int check_feed(struct pd_feed_config *feed, struct pd_error *error)
 
 /* ---- sums ---- */
 
+static int check_twice_a_sample(const struct pd_config *config, const char *key, uint64_t bytes,
+                                struct pd_error *error)
+{
+    char have[32], need[32];
+    if (bytes / 2 >= config->max_sample_bytes)
+        return 0;
+    pd_units_format_bytes(bytes, have, sizeof have);
+    pd_units_format_bytes(config->max_sample_bytes, need, sizeof need);
+    return contradiction(
+        error, "MEMORY",
+        "%s is %s, less than twice limits.max_sample_bytes %s: such a sample could "
+        "never be sent; raise the first or lower the second",
+        key, have, need);
+}
+
 static int check_memory(const struct pd_config *config, struct pd_error *error)
 {
     char have[32], need[32];
-    pd_units_format_bytes(config->memory_ingest_bytes, have, sizeof have);
-    pd_units_format_bytes(config->max_sample_bytes, need, sizeof need);
-    if (config->memory_ingest_bytes / 2 < config->max_sample_bytes)
-        return contradiction(error, "MEMORY",
-                             "memory.ingest is %s, less than twice limits.max_sample_bytes %s: "
-                             "such a sample could never "
-                             "be sent; raise the first or lower the second",
-                             have, need);
+    int rc = check_twice_a_sample(config, "memory.ingest", config->memory_ingest_bytes, error);
+    if (rc == 0 && config->peer_bytes > 0)
+        rc = check_twice_a_sample(config, "limits.peer_bytes", config->peer_bytes, error);
+    if (rc != 0)
+        return rc;
     for (uint32_t i = 0; i < config->feed_count; i++) {
         uint64_t row_bytes = pd_layout_payload_max(&config->feeds[i].layout, 1);
         if (row_bytes <= config->memory_batches_bytes / 2)

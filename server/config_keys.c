@@ -71,8 +71,8 @@ static const struct pd_key top_keys[] = {
     TOP("memory.ingest", BYTES, memory_ingest_bytes, MIB, 1024 * TIB, NULL, "256MiB",
         "Sum of the credits granted to producers."),
     TOP("limits.max_sample_bytes", BYTES, max_sample_wanted_bytes, 0, GIB, NULL, "0",
-        "A larger sample is refused; 0 = 64MiB, or less where half of memory.ingest or a lane's "
-        "share of the log is less."),
+        "A larger sample is refused; 0 = 64MiB, or less where half of memory.ingest, half of "
+        "limits.peer_bytes or a lane's share of the log is less."),
     TOP("limits.push_calls", NUMBER, push_calls_max, 1, 65536, NULL, "4096",
         "Push calls open at a time."),
     TOP("limits.connections", NUMBER, connections_max, 0, 1u << 20, NULL, "0",
@@ -87,6 +87,10 @@ static const struct pd_key top_keys[] = {
         "Calls that one client host (all Unix sockets count as one) may have open; 0 = no limit."),
     TOP("limits.peer_rate", NUMBER, peer_rate_max, 0, 1u << 20, NULL, "0",
         "Calls that one client host may begin within a second; 0 = no limit."),
+    TOP("limits.peer_bytes", BYTES, peer_bytes, 0, 1024 * TIB, NULL, "0",
+        "Credit that the Push calls of one client host may have together, above each call's floor "
+        "(memory.ingest / 4 / limits.push_calls): bytes granted, or received and not yet in the "
+        "log; at the limit they wait. At least twice limits.max_sample_bytes; 0 = no limit."),
     TOP("limits.stall", DURATION, stall_ns, SECOND, 24 * HOUR, NULL, "60s",
         "A write to a client without progress for this long ends the call."),
     TOP("drain", DURATION, drain_ns, 0, 24 * HOUR, NULL, "30s",

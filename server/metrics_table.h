@@ -70,7 +70,7 @@
       "Time that fetches stood waiting, each rank's added up, by what they waited for: samples, " \
       "source, stream and end_feed are the producers' to end, credit the trainer's own.")         \
     X(PD_S_THROTTLED, "packd_ingest_throttled_seconds_total", "reason",                           \
-      "log_full log_stalled lane_share ingest_memory halted draining",                            \
+      "log_full log_stalled lane_share ingest_memory peer_bytes halted draining",                 \
       "Time that producers stood without credit, each call's added up; lane_share: what they "    \
       "sent "                                                                                     \
       "waits to be planned, since trainers are slower.")                                          \

@@ -21,6 +21,7 @@ TARGETS = ["//..."]
 FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
 FUZZ_AT_ONCE = 2
 SCRIPTS_FULL = ["tests/deploy/image_test.py"]
+LINT, LINT_FULL = ["--tool", "cppcheck"], []  # all tools take minutes
 SECOND_ATTEMPT = "//tests/(integration|hostile|python|deploy).*"  # all others are strict: unit, model, fuzz, fault, gpu, style
 
 
@@ -153,6 +154,15 @@ def run_script(path):
     return total
 
 
+def run_lint(arguments):
+    """Static analysis: one case, which fails with any finding; Totals."""
+    started = time.time()
+    print(f"== lint: tools/lint.py {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, "tools/lint.py", *arguments], check=False).returncode
+    print(f"== lint: {'ok' if status == 0 else 'FAILED'}, {time.time() - started:.0f} s", flush=True)
+    return Totals(passed=int(status == 0), failed=int(status != 0))
+
+
 def run_fuzzers(seconds):
     """Every fuzz target for so many seconds under libFuzzer with sanitizers; Totals of targets."""
     started = time.time()
@@ -206,6 +216,7 @@ def main():
         total += run_suite(*suite)
     for path in SCRIPTS_FULL if full else []:
         total += run_script(path)
+    total += run_lint(LINT_FULL if full else LINT)
     total += run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS)
     if total.passed + total.failed == 0:
         total.failed = 1

@@ -12,8 +12,9 @@ build=(bazel-bootstrap gcc g++ libc6-dev pkg-config python3 protobuf-compiler pr
   libssl-dev zlib1g-dev libuv1-dev liblmdb-dev libmicrohttpd-dev libyaml-dev libjansson-dev libxxhash-dev libcmocka-dev python3-numpy
   python3-cffi)
 test=(python3-grpcio python3-grpc-tools python3-protobuf python3-yaml python3-torch python3-venv python3-pip python3-setuptools
-  python3-wheel python3-prometheus-client prometheus chromium groff-base openssl curl clang libclang-rt-14-dev clang-format)
-full=(buildah debootstrap)
+  python3-wheel python3-prometheus-client prometheus chromium groff-base openssl curl clang libclang-rt-14-dev clang-format
+  cppcheck)
+full=(buildah debootstrap clang-tidy)
 
 case ${1:-build} in
 build) want=("${build[@]}") ;;
@@ -66,7 +67,7 @@ venv=${PACKD_VENV:-$HOME/.cache/packd/venv}
 
 # Each in an environment of its own: they want different versions of the same packages, and one that cannot be installed must not take others along.
 if [ "${1:-build}" = bench ]; then
-  python_packages "$venv-seqpacker" numpy seqpacker==0.1.3
+  python_packages "$venv-seqpacker" numpy --only-binary=seqpacker seqpacker==0.1.3 # a wheel: its source wants crates
   python_packages "$venv-grain" numpy grain==0.2.18
   python_packages "$venv-tensorflow" numpy tensorflow-cpu==2.21.0
 fi

@@ -2,14 +2,15 @@
  *
  * Place in the flow: an rpc thread asks here before each Welcome and Ack, and counts here each
  * message it receives and each block the log has taken. Invariant, checked at each change:
- * reserved_bytes <= max_bytes, and taken_bytes <= shared_bytes while nobody owns the big place. It
- * knows neither blocks nor the log: whether the log takes more is the sequencer's word, asked by
- * the caller. */
+ * reserved_bytes <= max_bytes, and of each budget taken_bytes <= shared_bytes while nobody owns its
+ * big place, and never more than a block above that. It knows neither blocks nor the log: whether
+ * the log takes more is the sequencer's word, asked by the caller. */
 #include "server/ingest/credit.h"
 
 #include "base/check.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* A window takes at most a quarter of what is left of the shared bytes; one that has not been used
  * yet, and may never be, a quarter of what is left of their first half. */
@@ -22,26 +23,48 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-int pd_credit_pool_init(struct pd_credit_pool *pool, uint64_t max_bytes, uint32_t calls_max,
-                        uint64_t block_bytes_max)
+static int make_hosts(struct pd_credit_pool *pool, const struct pd_credit_limits *limits)
 {
-    PD_CHECK(calls_max >= 1);
-    *pool = (struct pd_credit_pool){.max_bytes = max_bytes, .calls_max = calls_max};
-    pool->floor_bytes = max_bytes / 4 / calls_max;
-    pool->block_bytes = min_u64(max_bytes / 2, block_bytes_max);
-    pool->shared_bytes = max_bytes - pool->floor_bytes * calls_max - pool->block_bytes;
-    return pthread_mutex_init(&pool->lock, NULL) == 0 ? 0 : PD_ENOMEM;
+    uint64_t block_bytes = min_u64(limits->host_max_bytes / 2, pool->all.block_bytes);
+
+    pool->hosts = calloc(limits->host_count, sizeof(*pool->hosts));
+    if (!pool->hosts)
+        return PD_ENOMEM;
+    pool->host_count = limits->host_count;
+    for (uint32_t i = 0; i < limits->host_count; i++)
+        pool->hosts[i] = (struct pd_credit_budget){
+            .shared_bytes = limits->host_max_bytes - block_bytes, .block_bytes = block_bytes};
+    return 0;
+}
+
+int pd_credit_pool_init(struct pd_credit_pool *pool, const struct pd_credit_limits *limits)
+{
+    uint64_t max_bytes = limits->max_bytes;
+
+    PD_CHECK(limits->calls_max >= 1);
+    *pool = (struct pd_credit_pool){.max_bytes = max_bytes, .calls_max = limits->calls_max};
+    pool->floor_bytes = max_bytes / 4 / limits->calls_max;
+    pool->all.block_bytes = min_u64(max_bytes / 2, limits->block_bytes_max);
+    pool->all.shared_bytes =
+        max_bytes - pool->floor_bytes * limits->calls_max - pool->all.block_bytes;
+    if (limits->host_max_bytes > 0 && make_hosts(pool, limits) != 0)
+        return PD_ENOMEM;
+    if (pthread_mutex_init(&pool->lock, NULL) == 0)
+        return 0;
+    free(pool->hosts);
+    return PD_ENOMEM;
 }
 
 void pd_credit_pool_fini(struct pd_credit_pool *pool)
 {
     PD_CHECK(pool->calls == 0 && pool->reserved_bytes == 0);
     (void)pthread_mutex_destroy(&pool->lock);
+    free(pool->hosts);
 }
 
 uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool)
 {
-    return pool->block_bytes;
+    return pool->hosts ? pool->hosts[0].block_bytes : pool->all.block_bytes;
 }
 
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool)
@@ -52,10 +75,11 @@ uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool)
     return bytes;
 }
 
-int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint64_t window_bytes_max,
-                   struct pd_error *error)
+int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32_t host,
+                   uint64_t window_bytes_max, struct pd_error *error)
 {
-    *credit = (struct pd_credit){.pool = pool};
+    PD_CHECK(!pool->hosts || host < pool->host_count);
+    *credit = (struct pd_credit){.pool = pool, .host = pool->hosts ? &pool->hosts[host] : NULL};
     credit->window_bytes_max = min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
     if (credit->window_bytes_max < PD_CREDIT_WINDOW_MIN)
         credit->window_bytes_max = PD_CREDIT_WINDOW_MIN;
@@ -81,15 +105,83 @@ static uint64_t reserved(const struct pd_credit *credit)
     return credit->granted_bytes - credit->released_bytes;
 }
 
-/* Under the lock: the call's reservation goes from `before` to what it is now. */
+/* ---- budgets: under the lock ---- */
+
+static uint64_t left(const struct pd_credit_budget *budget)
+{
+    return budget->shared_bytes - min_u64(budget->taken_bytes, budget->shared_bytes);
+}
+
+/* Of the first half, for windows that may never be used. */
+static uint64_t left_of_half(const struct pd_credit_budget *budget)
+{
+    uint64_t bytes = left(budget), half = budget->shared_bytes / 2;
+    return bytes > half ? bytes - half : 0;
+}
+
+static uint64_t left_for_block(const struct pd_credit_budget *budget)
+{
+    uint64_t all = budget->shared_bytes + budget->block_bytes;
+    return all - min_u64(budget->taken_bytes, all);
+}
+
+/* The lesser of the pool's and the host's. */
+static uint64_t least(const struct pd_credit *credit,
+                      uint64_t of(const struct pd_credit_budget *budget))
+{
+    uint64_t pool = of(&credit->pool->all);
+    return credit->host ? min_u64(pool, of(credit->host)) : pool;
+}
+
+static void take(struct pd_credit_budget *budget, uint64_t more, uint64_t less)
+{
+    budget->taken_bytes += more - less;
+    PD_CHECK(budget->taken_bytes <= budget->shared_bytes + budget->block_bytes);
+}
+
+/* The call's reservation goes from `before` to what it is now. */
 static void account(const struct pd_credit *credit, uint64_t before)
 {
     struct pd_credit_pool *pool = credit->pool;
+    uint64_t above = above_floor(credit, reserved(credit));
 
     pool->reserved_bytes += reserved(credit) - before;
-    pool->taken_bytes += above_floor(credit, reserved(credit)) - above_floor(credit, before);
+    take(&pool->all, above, above_floor(credit, before));
+    if (credit->host)
+        take(credit->host, above, above_floor(credit, before));
     PD_CHECK(pool->reserved_bytes <= pool->max_bytes);
 }
+
+/* Whether `bytes` are more than a window's share of what is left, so that only the owner of the big
+ * place may have them. */
+static bool is_big(const struct pd_credit *credit, const struct pd_credit_budget *budget,
+                   uint64_t bytes)
+{
+    uint64_t mine = above_floor(credit, reserved(credit));
+    return above_floor(credit, bytes) > (left(budget) + mine) / SHARE;
+}
+
+static bool may_be_big(const struct pd_credit *credit, const struct pd_credit_budget *budget,
+                       uint64_t bytes)
+{
+    return !budget->big || budget->big == credit || !is_big(credit, budget, bytes);
+}
+
+static void be_big(const struct pd_credit *credit, struct pd_credit_budget *budget, uint64_t bytes)
+{
+    if (is_big(credit, budget, bytes))
+        budget->big = credit;
+}
+
+static void be_small(const struct pd_credit *credit)
+{
+    if (credit->pool->all.big == credit)
+        credit->pool->all.big = NULL;
+    if (credit->host && credit->host->big == credit)
+        credit->host->big = NULL;
+}
+
+/* ---- calls ---- */
 
 void pd_credit_close(struct pd_credit *credit)
 {
@@ -101,8 +193,7 @@ void pd_credit_close(struct pd_credit *credit)
     pthread_mutex_lock(&pool->lock);
     credit->released_bytes = credit->granted_bytes;
     account(credit, before);
-    if (pool->big == credit)
-        pool->big = NULL;
+    be_small(credit);
     pool->calls--;
     pthread_mutex_unlock(&pool->lock);
     credit->pool = NULL;
@@ -116,37 +207,37 @@ static bool unused(const struct pd_credit *credit)
 /* Under the lock: what the call's reservation should be, by its window and what is left. */
 static uint64_t window_target(struct pd_credit *credit)
 {
-    struct pd_credit_pool *pool = credit->pool;
-    uint64_t left = pool->shared_bytes - min_u64(pool->taken_bytes, pool->shared_bytes);
+    const struct pd_credit_pool *pool = credit->pool;
     uint64_t mine = above_floor(credit, reserved(credit));
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
 
     if (unused(credit))
         return reserved(credit);
     if (credit->granted_bytes == 0) {
-        uint64_t half = pool->shared_bytes / 2;
         credit->window_bytes = PD_CREDIT_WINDOW_MIN;
         return pool->floor_bytes +
-               min_u64(PD_CREDIT_WINDOW_MIN, left > half ? (left - half) / SHARE : 0);
+               min_u64(PD_CREDIT_WINDOW_MIN, least(credit, left_of_half) / SHARE);
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
         credit->window_bytes = min_u64(credit->window_bytes * 2, credit->window_bytes_max);
-    return pool->floor_bytes + min_u64(credit->window_bytes, (left + mine) / SHARE);
+    return pool->floor_bytes + min_u64(credit->window_bytes, (least(credit, left) + mine) / SHARE);
 }
 
-/* Under the lock: takes the big place for a block that the window cannot complete. The rest it may
- * reach then. */
+/* Under the lock: what the call needs to complete a block that its window cannot, with the big place
+ * of each budget in which that is more than a share; 0: none. */
 static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes)
 {
-    struct pd_credit_pool *pool = credit->pool;
+    struct pd_credit_budget *all = &credit->pool->all, *host = credit->host;
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
+    uint64_t need = block_rest_bytes > unsent ? block_rest_bytes - unsent : 0;
+    uint64_t bytes = reserved(credit) + need;
 
-    if (block_rest_bytes <= unsent || (pool->big && pool->big != credit))
+    if (need == 0 || !may_be_big(credit, all, bytes) || (host && !may_be_big(credit, host, bytes)))
         return 0;
-    pool->big = credit;
-    uint64_t room = pool->shared_bytes + pool->block_bytes -
-                    min_u64(pool->taken_bytes, pool->shared_bytes + pool->block_bytes);
-    return reserved(credit) + min_u64(block_rest_bytes - unsent, room);
+    be_big(credit, all, bytes);
+    if (host)
+        be_big(credit, host, bytes);
+    return reserved(credit) + min_u64(need, least(credit, left_for_block));
 }
 
 bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)
@@ -155,9 +246,8 @@ bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)
     uint64_t before = reserved(credit);
 
     pthread_mutex_lock(&pool->lock);
-    if (pool->big == credit && block_rest_bytes == 0 &&
-        before <= pool->floor_bytes + credit->window_bytes)
-        pool->big = NULL;
+    if (block_rest_bytes == 0 && before <= pool->floor_bytes + credit->window_bytes)
+        be_small(credit);
     uint64_t target = window_target(credit);
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
     if (target <= before || block_rest_bytes > unsent + (target - before)) {
@@ -179,6 +269,14 @@ bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_byte
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
 
     return !unused(credit) && (unsent < credit->window_bytes / 2 || unsent < block_rest_bytes);
+}
+
+bool pd_credit_host_is_full(const struct pd_credit *credit)
+{
+    pthread_mutex_lock(&credit->pool->lock);
+    bool full = credit->host && left(credit->host) < left(&credit->pool->all);
+    pthread_mutex_unlock(&credit->pool->lock);
+    return full;
 }
 
 int pd_credit_use(struct pd_credit *credit, uint64_t bytes, struct pd_error *error)

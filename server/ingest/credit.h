@@ -11,10 +11,17 @@
  * starts at one message (less where many calls are open: then a stream costs its floor until it is
  * used) and doubles while the call uses it up, but never more than a share of what is left, so the
  * last caller still finds something. The last part lets one call at a time complete a block that is
- * larger than its window (a block is held until it is whole), first come first served.
+ * larger than that share (a block is held until it is whole), first come first served.
+ *
+ * Where the calls of one client host are bounded (limits.peer_bytes), each host has a budget of its
+ * own, divided in the same way into shared bytes and one block; a reservation above the floor must
+ * fit into both. So one host's calls share what one host may have, and wait for their host's big
+ * place, not for the pool's. The floors come on top: no call can be starved by its
+ * neighbours.
  *
  * Granted bytes cannot be taken back: a call that falls idle keeps its window until it closes. When
- * full: calls get no more than their floor, and the answer says INGEST_MEMORY.
+ * full: calls get no more than their floor, and the answer says INGEST_MEMORY and whose budget it
+ * is.
  *
  * The pool has its own lock, any thread; a pd_credit belongs to its call's thread. */
 #ifndef PD_SERVER_INGEST_CREDIT_H
@@ -31,37 +38,52 @@
 
 struct pd_credit;
 
+struct pd_credit_budget {
+    uint64_t shared_bytes;       /* that windows may take in all */
+    uint64_t block_bytes;        /* largest block: what the owner of the big place takes on top */
+    uint64_t taken_bytes;        /* sum over its calls of what is reserved above the floor */
+    const struct pd_credit *big; /* the call that completes a large block, or NULL */
+};
+
 struct pd_credit_pool {
     pthread_mutex_t lock;
     uint64_t max_bytes;
-    uint64_t floor_bytes;  /* of each call */
-    uint64_t shared_bytes; /* that windows may take in all */
-    uint64_t block_bytes;  /* largest block: what the owner of the big place may take on top */
+    uint64_t floor_bytes; /* of each call */
     uint32_t calls, calls_max;
-    uint64_t taken_bytes;        /* sum over calls of what is reserved above the floor */
-    uint64_t reserved_bytes;     /* sum over calls */
-    const struct pd_credit *big; /* the call that completes a large block, or NULL */
+    uint64_t reserved_bytes; /* sum over calls */
+    struct pd_credit_budget all;
+    struct pd_credit_budget *hosts; /* NULL: hosts are not bounded */
+    uint32_t host_count;
 };
 
 struct pd_credit {
     struct pd_credit_pool *pool;
+    struct pd_credit_budget *host; /* one of the pool's, or NULL */
     uint64_t granted_bytes, used_bytes, released_bytes;
     uint64_t window_bytes, window_bytes_max;
 };
 
-/* calls_max >= 1. The floors take a quarter of max_bytes; the block part is half of it, at most
- * block_bytes_max. */
-int pd_credit_pool_init(struct pd_credit_pool *pool, uint64_t max_bytes, uint32_t calls_max,
-                        uint64_t block_bytes_max) PD_MUST_CHECK;
+struct pd_credit_limits {
+    uint64_t max_bytes;
+    uint64_t block_bytes_max;
+    uint64_t host_max_bytes; /* 0: hosts are not bounded */
+    uint32_t host_count;     /* of numbers that pd_credit_open may be given */
+    uint32_t calls_max;      /* >= 1 */
+};
+/* The floors take a quarter of max_bytes; the block part is half of it, at most block_bytes_max, and
+ * of a host's bytes likewise. PD_ENOMEM. */
+int pd_credit_pool_init(struct pd_credit_pool *pool,
+                        const struct pd_credit_limits *limits) PD_MUST_CHECK;
 void pd_credit_pool_fini(struct pd_credit_pool *pool);
 /* The largest body that some call can always complete. */
 uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool);
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
-/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. The call's window grows up to
- * `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and _MAX. */
-int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint64_t window_bytes_max,
-                   struct pd_error *error) PD_MUST_CHECK;
+/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. `host` is the number of the client's host, below
+ * host_count where hosts are bounded: for as long as one of its calls is open it stands for no other
+ * one. The call's window grows up to `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and _MAX. */
+int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32_t host,
+                   uint64_t window_bytes_max, struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */
 void pd_credit_close(struct pd_credit *credit);
 
@@ -72,6 +94,8 @@ bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes);
 /* True where the call holds less than half of its window, or cannot complete its block: worth
  * another grant. */
 bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_bytes);
+/* True where the host's budget is what keeps the call from more, not the pool's. */
+bool pd_credit_host_is_full(const struct pd_credit *credit);
 /* Bytes have arrived. PD_ELIMIT CREDIT: more than granted; they are not counted. */
 int pd_credit_use(struct pd_credit *credit, uint64_t bytes, struct pd_error *error) PD_MUST_CHECK;
 /* Bytes have left memory. */

@@ -264,7 +264,7 @@ void pd_call_fail(struct pd_call *call, const struct pd_error *error)
 
 int pd_call_fail_with(struct pd_call *call, int code, const char *reason, const char *format, ...)
 {
-    struct pd_error error;
+    struct pd_error error = {0};
     char text[PD_TEXT_MAX];
     va_list args;
 
@@ -279,7 +279,7 @@ int pd_call_fail_with(struct pd_call *call, int code, const char *reason, const 
 void pd_call_fail_draining(struct pd_call *call)
 {
     Packd__V1__ErrorDetail detail = PACKD__V1__ERROR_DETAIL__INIT;
-    struct pd_error error;
+    struct pd_error error = {0};
 
     detail.seq = detail.step = detail.lowest_step = -1;
     detail.retry_after_ms = 1000;

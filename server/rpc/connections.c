@@ -33,14 +33,17 @@
 /* HTTP connections (64), the log, certificates, gRPC's and libuv's own, a device's driver. */
 #define OWN_DESCRIPTORS 192u
 #define DESCRIPTORS_EACH 2u
-/* Looked at in one look, of those that end. */
-#define ENDING_MAX 64
+/* Of those that end, looked at in one look: for a newcomer where all is full, and at a tick. */
+#define ENDING_FOR_ONE 16u
+#define ENDING_AT_TICK 1024u
 #define EVENTS 64
 #define NO_PLACE UINT32_MAX
 
 struct place {
-    int fd;        /* gRPC's */
-    int second;    /* ours; -1: the place is free */
+    int fd;       /* gRPC's */
+    int second;   /* ours; -1: the place is free */
+    dev_t device; /* of the socket, with the next */
+    ino_t inode;
     uint32_t host; /* pd_peers_leave */
     enum pd_door door;
     uint32_t next; /* of the free, of those that end */
@@ -231,14 +234,13 @@ static void queue_ending(struct pd_connections *c, uint32_t at)
 /* Whether gRPC's descriptor is still the socket. */
 static bool is_open(const struct place *place)
 {
-    struct stat first, second;
-    return fstat(place->fd, &first) == 0 && fstat(place->second, &second) == 0 &&
-           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+    struct stat now;
+    return fstat(place->fd, &now) == 0 && now.st_dev == place->device && now.st_ino == place->inode;
 }
 
 /* Under the lock. The watch is ended by hand: closing a descriptor would not while gRPC has another
  * one of the socket. */
-static void look(struct pd_connections *c)
+static void look(struct pd_connections *c, uint32_t most)
 {
     struct epoll_event events[EVENTS];
     int count;
@@ -250,7 +252,7 @@ static void look(struct pd_connections *c)
             queue_ending(c, at);
         }
     } while (count == EVENTS);
-    uint32_t some = c->ending_count < ENDING_MAX ? c->ending_count : ENDING_MAX;
+    uint32_t some = c->ending_count < most ? c->ending_count : most;
     for (uint32_t i = 0; i < some; i++) {
         uint32_t at = c->first_ending;
         c->first_ending = c->places[at].next;
@@ -269,7 +271,8 @@ static bool watch(struct pd_connections *c, enum pd_door door, int fd, uint32_t 
     PD_CHECK(at != NO_PLACE);
     struct place *place = &c->places[at];
     struct epoll_event event = {.events = 0 /* EPOLLHUP comes unasked */, .data.u32 = at};
-    int second = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct stat socket;
+    int second = fstat(fd, &socket) == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
     if (second < 0)
         return false;
     if (epoll_ctl(c->shut, EPOLL_CTL_ADD, second, &event) != 0) {
@@ -277,30 +280,44 @@ static bool watch(struct pd_connections *c, enum pd_door door, int fd, uint32_t 
         return false;
     }
     c->first_free = place->next;
-    *place =
-        (struct place){.fd = fd, .second = second, .host = host, .door = door, .next = NO_PLACE};
+    *place = (struct place){.fd = fd,
+                            .second = second,
+                            .device = socket.st_dev,
+                            .inode = socket.st_ino,
+                            .host = host,
+                            .door = door,
+                            .next = NO_PLACE};
     c->open[door]++;
     return true;
 }
 
+/* Under the lock. */
+static const char *try_admit(struct pd_connections *c, enum pd_door door, int fd, const char *name)
+{
+    struct pd_error error;
+    uint32_t host = PD_NO_PEER;
+    if (c->open[door] >= c->max[door])
+        return "limit";
+    if (door == PD_DOOR_MAIN &&
+        pd_peers_enter(c->hosts, name, pd_clock_mono_ns(), &host, &error) != 0)
+        return "peer";
+    if (watch(c, door, fd, host))
+        return NULL;
+    pd_peers_leave(c->hosts, host);
+    return "descriptors";
+}
+
+/* Those that have ended are looked for where there seems to be no room, and at each tick. */
 const char *pd_connections_admit(struct pd_connections *c, enum pd_door door, int fd,
                                  const struct sockaddr *peer)
 {
-    const char *why = NULL;
-    struct pd_error error;
     char name[64];
-    uint32_t host = PD_NO_PEER;
     host_name(peer, name, sizeof(name));
     pthread_mutex_lock(&c->lock);
-    look(c);
-    if (c->open[door] >= c->max[door])
-        why = "limit";
-    else if (door == PD_DOOR_MAIN &&
-             pd_peers_enter(c->hosts, name, pd_clock_mono_ns(), &host, &error) != 0)
-        why = "peer";
-    else if (!watch(c, door, fd, host)) {
-        pd_peers_leave(c->hosts, host);
-        why = "descriptors";
+    const char *why = try_admit(c, door, fd, name);
+    if (why) {
+        look(c, ENDING_FOR_ONE);
+        why = try_admit(c, door, fd, name);
     }
     pthread_mutex_unlock(&c->lock);
     return why;
@@ -309,7 +326,7 @@ const char *pd_connections_admit(struct pd_connections *c, enum pd_door door, in
 void pd_connections_look(struct pd_connections *c)
 {
     pthread_mutex_lock(&c->lock);
-    look(c);
+    look(c, ENDING_AT_TICK);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -6,7 +6,8 @@
  *
  * gRPC does not say when a connection ends, but it shuts the socket down before it closes it, and
  * that is seen by whoever holds another descriptor of it. So a connection costs two descriptors,
- * and the count is exact at every look. Any thread; one lock, a leaf but for that of the hosts. */
+ * and a place is free again at the latest one tick after gRPC has closed. Any thread; one lock, a
+ * leaf but for that of the hosts. */
 #ifndef PD_SERVER_RPC_CONNECTIONS_H
 #define PD_SERVER_RPC_CONNECTIONS_H
 

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define PEERS_MAX 8192u /* a power of two */
 #define PROBES_MAX 16u
 #define SECOND_NS 1000000000u
 
@@ -25,7 +24,7 @@ struct peer {
 struct pd_peers {
     uint32_t calls_max, rate_max;
     pthread_mutex_t lock;
-    struct peer table[PEERS_MAX];
+    struct peer table[PD_PEERS_MAX];
 };
 
 int pd_peers_new(uint32_t calls_max, uint32_t rate_max, struct pd_peers **out,
@@ -64,7 +63,7 @@ static uint32_t find(struct pd_peers *peers, uint64_t host, uint64_t now_ns)
 {
     uint32_t unused = 0;
     for (uint32_t probe = 0; probe < PROBES_MAX; probe++) {
-        uint32_t at = (uint32_t)(host + probe) & (PEERS_MAX - 1);
+        uint32_t at = (uint32_t)(host + probe) & (PD_PEERS_MAX - 1);
         const struct peer *peer = &peers->table[at];
         if (at == 0)
             continue;
@@ -115,7 +114,7 @@ void pd_peers_leave(struct pd_peers *peers, uint32_t slot)
     if (slot == PD_NO_PEER)
         return;
     pthread_mutex_lock(&peers->lock);
-    PD_CHECK(slot < PEERS_MAX && peers->table[slot].calls > 0);
+    PD_CHECK(slot < PD_PEERS_MAX && peers->table[slot].calls > 0);
     peers->table[slot].calls--;
     pthread_mutex_unlock(&peers->lock);
 }

@@ -13,12 +13,14 @@
 struct pd_peers;
 
 #define PD_NO_PEER UINT32_MAX /* a call that is not counted */
+#define PD_PEERS_MAX 8192u    /* slots; a power of two */
 
 /* 0: no limit. PD_ENOMEM. */
 int pd_peers_new(uint32_t calls_max, uint32_t rate_max, struct pd_peers **peers,
                  struct pd_error *error) PD_MUST_CHECK;
 void pd_peers_free(struct pd_peers *peers);
-/* Counts a call that begins. *slot is to be given to pd_peers_leave when it is over. PD_ELIMIT,
+/* Counts a call that begins. *slot, below PD_PEERS_MAX, is its host's until all calls of that have
+ * left, and is to be given to pd_peers_leave when the call is over. PD_ELIMIT,
  * TOO_MANY_CALLS: the peer has limits.peer_calls open, or began limits.peer_rate of them within
  * this second; nothing is counted then. `now_ns` is monotonic. */
 int pd_peers_enter(struct pd_peers *peers, const char *peer, uint64_t now_ns, uint32_t *slot,

@@ -31,6 +31,7 @@ struct push {
     uint32_t append_count;
     Packd__V1__LogState why; /* as told last */
     const char *why_text;
+    bool peer_full;        /* with LOG_INGEST_MEMORY: for limits.peer_bytes */
     struct pd_stall stall; /* with LOG_STALLED */
     /* monotonic: without credit since, counted up to then; 0 = it has some */
     uint64_t throttled_since_ns;

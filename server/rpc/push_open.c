@@ -141,8 +141,8 @@ void push_take_hello(struct push *push, const Packd__V1__Hello *hello)
                pd_name_copy(request->source, "source", source, &error) != 0 ||
                pd_access_feed(push->call.who, request->feed, &error) != 0 ||
                check_hello(push, hello, request->feed, &error) != 0 ||
-               pd_credit_open(&push->credit, &push_rpc(push)->credit, window_bytes(push), &error) !=
-                   0) {
+               pd_credit_open(&push->credit, &push_rpc(push)->credit, push->call.peer_slot,
+                              window_bytes(push), &error) != 0) {
         pd_call_fail(&push->call, &error);
     } else {
         set_rules(push, hello);

@@ -48,6 +48,7 @@ bool push_grant(struct push *push)
 
     push->why = PACKD__V1__LOG_STATE__LOG_OK;
     push->why_text = "";
+    push->peer_full = false;
     if (atomic_load(&rpc->draining)) {
         push->why = PACKD__V1__LOG_STATE__LOG_DRAINING;
         push->why_text = "the server is going down";
@@ -55,15 +56,18 @@ bool push_grant(struct push *push)
         grew = pd_credit_grant(&push->credit, push_rest(push));
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
             push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
-            push->why_text = "memory.ingest is shared out among the open calls";
+            push->peer_full = pd_credit_host_is_full(&push->credit);
+            push->why_text = push->peer_full
+                                 ? "limits.peer_bytes is shared out among the calls of this host"
+                                 : "memory.ingest is shared out among the open calls";
         }
     }
     return grew || push->why != before;
 }
 
-static const char *throttle_word(Packd__V1__LogState why)
+static const char *throttle_word(const struct push *push)
 {
-    switch (why) {
+    switch (push->why) {
     case PACKD__V1__LOG_STATE__LOG_FULL:
         return "log_full";
     case PACKD__V1__LOG_STATE__LOG_STALLED:
@@ -73,7 +77,7 @@ static const char *throttle_word(Packd__V1__LogState why)
     case PACKD__V1__LOG_STATE__LOG_HALTED:
         return "halted";
     case PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY:
-        return "ingest_memory";
+        return push->peer_full ? "peer_bytes" : "ingest_memory";
     case PACKD__V1__LOG_STATE__LOG_DRAINING:
         return "draining";
     default:
@@ -90,7 +94,7 @@ void push_note_throttled(struct push *push)
     bool throttled = push->why != PACKD__V1__LOG_STATE__LOG_OK && !push->half_closed && short_of;
 
     if (throttled && push->throttled_since_ns > 0)
-        pd_metric_add_set(PD_S_THROTTLED, push->feed_index, throttle_word(push->why),
+        pd_metric_add_set(PD_S_THROTTLED, push->feed_index, throttle_word(push),
                           now_ns - push->throttled_since_ns);
     push->throttled_since_ns = throttled ? now_ns : 0;
 }

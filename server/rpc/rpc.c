@@ -95,7 +95,7 @@ static int check_calls(struct pd_rpc *rpc, enum pd_door door, struct pd_error *e
 static int count_peer(struct pd_rpc *rpc, grpc_call *call, uint32_t *slot, struct pd_error *error)
 {
     const struct pd_config *config = rpc->options.config;
-    if (config->peer_calls_max == 0 && config->peer_rate_max == 0)
+    if (config->peer_calls_max == 0 && config->peer_rate_max == 0 && config->peer_bytes == 0)
         return 0;
     char *peer = grpc_call_get_peer(call);
     int rc = pd_peers_enter(rpc->peers, peer ? peer : "", pd_clock_mono_ns(), slot, error);
@@ -335,9 +335,14 @@ static bool init_rpc(struct pd_rpc *rpc, const struct pd_config *config)
 {
     if (!init_locks(rpc))
         return false;
-    if (pd_credit_pool_init(&rpc->credit, config->memory_ingest_bytes,
-                            config->push_calls_max > 0 ? config->push_calls_max : 1,
-                            config->max_sample_bytes) == 0)
+    const struct pd_credit_limits limits = {
+        .max_bytes = config->memory_ingest_bytes,
+        .block_bytes_max = config->max_sample_bytes,
+        .host_max_bytes = config->peer_bytes,
+        .host_count = PD_PEERS_MAX,
+        .calls_max = config->push_calls_max > 0 ? config->push_calls_max : 1,
+    };
+    if (pd_credit_pool_init(&rpc->credit, &limits) == 0)
         return true;
     (void)pthread_cond_destroy(&rpc->changed);
     (void)pthread_mutex_destroy(&rpc->lock);

@@ -23,6 +23,7 @@ import growth
 import latency
 import memory
 import packing
+import peers
 import probe
 import restart
 from support import SHORT_AT_MOST, say
@@ -37,6 +38,7 @@ SECTIONS = {  # name: (title, module); in the order in which they run
     "append": ("Durable append beside bare LMDB", append),
     "probe": ("Attention probe on the CPU", probe),
     "python": ("Python beside C", client_loop),
+    "peers": ("Peers", peers),
 }
 MISSES_AT_MOST = 2
 

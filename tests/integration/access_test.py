@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import unittest
 
 import harness
@@ -326,7 +327,53 @@ class PrincipalTest(Case):
             self.assertIn(word, str(caught.exception))
 
 
+class Held(peer.Push):
+    """A Push whose blocks stop before their last message until the gate is open."""
+
+    def __init__(self, address, gate, total, **hello):
+        self.gate, self.total = gate, total
+        super().__init__(address, **hello)
+
+    def send(self, message):
+        if message.HasField("chunk") and self.sent_bytes == self.total:
+            self.gate.wait(harness.DEADLINE_S)
+        super().send(message)
+
+
 class PeerTest(Case):
+    def test_one_host_may_have_so_many_bytes(self):
+        """Streams of one host that send large blocks without ending them: together they get what one host may have, and another one feels
+        nothing. Once their blocks are in the log they all go on."""
+        samples, pieces, count = [[1] * 256] * 4096, 64, 8  # 4 MiB of body a block
+        total = len(pb.BlockHead(first_seq=0, lengths=[256] * 4096, body_bytes=4 << 20).SerializeToString()) + (4 << 20)
+        most = (8 << 20) + count * (64 << 20) // 4 // 64  # peer_bytes and the floors
+        path, gate = os.path.join(self.directory, "packd.sock"), threading.Event()
+        extra = {"memory": {"ingest": "64MiB"}, "limits": {"peer_bytes": "8MiB", "push_calls": 64}}
+        with harness.Daemon(feeds=[{"name": "default", "seq_len": 256, "window": 32}], extra=extra, arguments=["--listen", "unix:" + path]) as packd:
+            pushes = [Held(packd.address, gate, total, stream=f"s{i}") for i in range(count)]
+            for one in pushes:
+                self.assertGreater(one.welcome().max_piece_bytes, (4 << 20) // pieces)
+            threads = [threading.Thread(target=one.block, args=(samples,), kwargs={"pieces": pieces}) for one in pushes]
+            for thread in threads:
+                thread.start()
+            waits = 'packd_ingest_throttled_seconds_total{feed="default",reason="peer_bytes"}'
+            harness.wait_for("they wait for it", lambda: packd.metrics()[waits] > 0.5)
+            self.assertLessEqual(sum(one.sent_bytes for one in pushes), most + (4 << 20), "and what one waits to be granted")
+            self.assertLessEqual(packd.metrics()["packd_ingest_reserved_bytes"], most)
+            other = peer.Push("unix:" + path, stream="other")
+            other.welcome()
+            for _ in range(3):
+                other.block(samples, pieces=pieces)
+                other.wait_durable(other.next_seq)
+            self.assertEqual(sum(one.durable_seq for one in pushes), 0)
+            gate.set()
+            for thread in threads:
+                thread.join(harness.DEADLINE_S)
+            for one in pushes:
+                one.wait_durable(4096)
+                one.close()
+            other.close()
+
     def test_one_host_may_have_so_many_calls(self):
         with harness.Daemon(extra={"limits": {"peer_calls": 3}, "listen_health": ["127.0.0.1:0"]}) as packd, channel(packd.address) as made:
             pushes = [peer.Push(packd.address, stream=f"s{i}") for i in range(3)]

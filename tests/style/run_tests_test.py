@@ -28,6 +28,7 @@ class RunTestsTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.top = scratch.name
         self.write("bin/bazel", BAZEL, 0o755)
+        self.write("tools/lint.py", "print('0 findings')\n")
         self.write("tests/fuzz/fuzz_one", "#!/bin/sh\necho 'stat::number_of_executed_units: 7'\n", 0o755)
 
     def write(self, path, text, mode=0o644):
@@ -52,7 +53,7 @@ class RunTestsTest(unittest.TestCase):
             //tests/integration:peer_test                         PASSED in 3.0s
             //tests/fuzz:fuzz_one_smoke                           PASSED in 3.0s
             """)
-        self.assertEqual(output.splitlines()[-1], "10 passed, 0 failed, 1 skipped")  # 5, 3, one target that counts nothing, one fuzzer
+        self.assertEqual(output.splitlines()[-1], "11 passed, 0 failed, 1 skipped")  # 5, 3, one target that counts nothing, lint, one fuzzer
         self.assertIn("skipped in //tests/integration:peer_test: no key", output)
         self.assertEqual(status, 0, output)
 
@@ -61,7 +62,7 @@ class RunTestsTest(unittest.TestCase):
         self.write(folder + "test.log", "Ran 4 tests in 1.0s\n\nOK\n")
         self.write(folder + "test_attempts/attempt_1.log", "first line\nthe reason\nRan 4 tests in 1.0s\n\nFAILED (failures=1)\n")
         status, output = self.run_tests("//tests/integration:peer_test    FLAKY, failed in 1 out of 2 in 3.0s\n")
-        self.assertEqual(output.splitlines()[-2:], ["1 flaky: //tests/integration:peer_test, see FLAKY above", "5 passed, 0 failed, 1 flaky"])
+        self.assertEqual(output.splitlines()[-2:], ["1 flaky: //tests/integration:peer_test, see FLAKY above", "6 passed, 0 failed, 1 flaky"])
         self.assertRegex(output, r"(?s)== FLAKY //tests/integration:peer_test.*first line\nthe reason\n.*FAILED \(failures=1\)")
         self.assertEqual(status, 0, output)
 
@@ -79,13 +80,20 @@ class RunTestsTest(unittest.TestCase):
             //tests/unit:old_test       FAILED TO BUILD
             //tests/unit:other_test     NO STATUS
             """, status=3)
-        self.assertEqual(output.splitlines()[-1], "4 passed, 5 failed")  # the log of a target that was not run is of another day
+        self.assertEqual(output.splitlines()[-1], "5 passed, 5 failed")  # the log of a target that was not run is of another day
         self.assertEqual(status, 1)
 
     def test_a_bazel_that_does_not_start(self):
         status, output = self.run_tests("ERROR: no such package\n", status=1)
-        self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
+        self.assertEqual(output.splitlines()[-1], "2 passed, 1 failed")
         self.assertEqual(status, 1)
+
+
+    def test_findings_fail(self):
+        self.write("tools/lint.py", "print('a.c:1: bad'); raise SystemExit(1)\n")
+        status, output = self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n")
+        self.assertIn("a.c:1: bad", output)
+        self.assertEqual((status, output.splitlines()[-1]), (1, "2 passed, 1 failed"))
 
 
 if __name__ == "__main__":

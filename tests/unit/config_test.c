@@ -269,6 +269,8 @@ static void test_rules_across_keys(void **state)
             "pad_id is 10, outside vocab_size 10");
     refused("memory: {ingest: 1MiB}\nlimits: {max_sample_bytes: 1MiB}\n", PD_EINVAL,
             "memory.ingest is 1.0MiB, less than twice limits.max_sample_bytes 1.0MiB");
+    refused("limits: {max_sample_bytes: 4MiB, peer_bytes: 7MiB}\n", PD_EINVAL,
+            "limits.peer_bytes is 7.0MiB, less than twice limits.max_sample_bytes 4.0MiB");
     refused("memory: {batches: 1MiB}\nfeeds: [{seq_len: 1048576}]\n", PD_EINVAL,
             "more than half of memory.batches 1.0MiB");
     refused("log: {max_bytes: 64MiB}\nlimits: {max_sample_bytes: 64MiB}\n", PD_EINVAL,
@@ -295,6 +297,7 @@ static void test_sample_limit(void **state)
         {"log: {max_bytes: 64MiB}\n", 30ull << 20},
         {"log: {max_bytes: 64MiB}\nfeeds: [{sources: {a: {}, b: {}}}]\n", 14ull << 20},
         {"limits: {max_sample_bytes: 1MiB}\n", 1ull << 20},
+        {"limits: {peer_bytes: 8MiB}\n", 4ull << 20},
     };
     for (size_t i = 0; i < PD_COUNT_OF(cases); i++) {
         struct pd_config config = parsed(cases[i].yaml);

@@ -17,6 +17,7 @@
 
 #define MIB (1024u * 1024u)
 #define CALLS_MAX 4096u
+#define HOSTS 5u
 
 static uint64_t seed;
 
@@ -26,9 +27,19 @@ static uint32_t below(uint32_t bound)
     return (uint32_t)(seed >> 33) % bound;
 }
 
+static void pool_with_hosts(struct pd_credit_pool *pool, uint64_t bytes, uint64_t host_bytes)
+{
+    const struct pd_credit_limits limits = {.max_bytes = bytes,
+                                            .block_bytes_max = 64 * MIB,
+                                            .host_max_bytes = host_bytes,
+                                            .host_count = HOSTS,
+                                            .calls_max = CALLS_MAX};
+    assert_int_equal(pd_credit_pool_init(pool, &limits), 0);
+}
+
 static void pool_of(struct pd_credit_pool *pool, uint64_t bytes)
 {
-    assert_int_equal(pd_credit_pool_init(pool, bytes, CALLS_MAX, 64 * MIB), 0);
+    pool_with_hosts(pool, bytes, 0);
 }
 
 static uint64_t unsent(const struct pd_credit *credit)
@@ -57,7 +68,7 @@ static void a_single_producer_grows(void **state)
 
     (void)state;
     pool_of(&pool, 256 * MIB);
-    assert_int_equal(pd_credit_open(&credit, &pool, UINT64_MAX, &error), 0);
+    assert_int_equal(pd_credit_open(&credit, &pool, 0, UINT64_MAX, &error), 0);
     assert_true(pd_credit_grant(&credit, 0));
     assert_true(unsent(&credit) >= MIB + 4096);
     for (int i = 0; i < 20; i++) {
@@ -84,13 +95,13 @@ static void idle_calls_cost_little(void **state)
     assert_non_null(credits);
     pool_of(&pool, 256 * MIB);
     for (uint32_t i = 0; i < CALLS_MAX; i++) {
-        assert_int_equal(pd_credit_open(&credits[i], &pool, UINT64_MAX, &error), 0);
+        assert_int_equal(pd_credit_open(&credits[i], &pool, 0, UINT64_MAX, &error), 0);
         assert_true(pd_credit_grant(&credits[i], 0));
         assert_true(unsent(&credits[i]) >= pool.floor_bytes);
         for (int tick = 0; tick < 3; tick++)
             assert_false(pd_credit_is_short(&credits[i], 0) && pd_credit_grant(&credits[i], 0));
     }
-    assert_int_equal(pd_credit_open(&credits[CALLS_MAX], &pool, UINT64_MAX, &error), PD_ELIMIT);
+    assert_int_equal(pd_credit_open(&credits[CALLS_MAX], &pool, 0, UINT64_MAX, &error), PD_ELIMIT);
     assert_string_equal(error.reason, "TOO_MANY_CALLS");
     assert_true(pd_credit_reserved_bytes(&pool) <= 160 * MIB);
     struct pd_credit *active = &credits[CALLS_MAX - 1];
@@ -115,7 +126,7 @@ static void overrun_is_refused(void **state)
 
     (void)state;
     pool_of(&pool, 16 * MIB);
-    assert_int_equal(pd_credit_open(&credit, &pool, UINT64_MAX, &error), 0);
+    assert_int_equal(pd_credit_open(&credit, &pool, 0, UINT64_MAX, &error), 0);
     assert_int_equal(pd_credit_use(&credit, 1, &error), PD_ELIMIT);
     assert_true(pd_credit_grant(&credit, 0));
     use(&credit, unsent(&credit));
@@ -152,19 +163,29 @@ static void produce(struct producer *producer)
     (void)pd_credit_grant(&producer->credit, producer->rest);
 }
 
-/* Many producers with blocks of up to the largest size, in a small budget: the sum holds (the pool
- * checks it at each step) and each goes on. */
-static void large_blocks_complete(void **state)
+enum { PRODUCERS = 40 };
+
+/* What the calls of a host have reserved, above floors of their own. */
+static uint64_t reserved_of_host(const struct producer *producers, uint32_t host)
 {
-    enum { PRODUCERS = 40 };
+    uint64_t bytes = 0;
+    for (uint32_t i = host; i < PRODUCERS; i += HOSTS)
+        bytes += producers[i].credit.granted_bytes - producers[i].credit.released_bytes;
+    return bytes;
+}
+
+/* Many producers with blocks of up to the largest size, in a small budget: the sums hold (the pool
+ * checks its own at each step) and each goes on. */
+static void large_blocks_within(uint64_t host_bytes)
+{
     struct pd_credit_pool pool;
     struct producer producers[PRODUCERS] = {0};
     struct pd_error error;
 
-    (void)state;
-    pool_of(&pool, 64 * MIB);
+    pool_with_hosts(&pool, 64 * MIB, host_bytes);
     for (uint32_t i = 0; i < PRODUCERS; i++) {
-        assert_int_equal(pd_credit_open(&producers[i].credit, &pool, UINT64_MAX, &error), 0);
+        assert_int_equal(pd_credit_open(&producers[i].credit, &pool, i % HOSTS, UINT64_MAX, &error),
+                         0);
         (void)pd_credit_grant(&producers[i].credit, 0);
     }
     for (uint32_t round = 0; round < 200000; round++) {
@@ -174,6 +195,9 @@ static void large_blocks_complete(void **state)
                 below(3) ? 1 + below(MIB) : 1 + below((uint32_t)pd_credit_block_bytes(&pool));
         produce(producer);
         assert_true(pd_credit_reserved_bytes(&pool) <= 64 * MIB);
+        for (uint32_t host = 0; host_bytes > 0 && host < HOSTS; host++)
+            assert_true(reserved_of_host(producers, host) <=
+                        host_bytes + PRODUCERS / HOSTS * pool.floor_bytes);
     }
     for (uint32_t i = 0; i < PRODUCERS; i++) {
         if (producers[i].blocks < 5)
@@ -184,6 +208,72 @@ static void large_blocks_complete(void **state)
     pd_credit_pool_fini(&pool);
 }
 
+static void large_blocks_complete(void **state)
+{
+    (void)state;
+    large_blocks_within(0);
+}
+
+static void large_blocks_complete_within_their_host(void **state)
+{
+    (void)state;
+    large_blocks_within(4 * MIB);
+    large_blocks_within(20 * MIB);
+}
+
+static void complete_largest_block(struct pd_credit *credit)
+{
+    uint64_t rest = pd_credit_block_bytes(credit->pool);
+    while (rest > 0) {
+        uint64_t bytes = unsent(credit) < rest ? unsent(credit) : rest;
+        use(credit, bytes);
+        rest -= bytes;
+        bool grew = pd_credit_grant(credit, rest);
+        assert_true(grew || rest == 0 || unsent(credit) > 0);
+    }
+    pd_credit_release(credit, held(credit));
+}
+
+/* A host whose calls hold all that it may have, one of them in the middle of its largest block:
+ * another host's call completes such a block all the same; and one more of the first host gets its
+ * floor, and its turn. */
+static void a_full_host_hurts_no_other(void **state)
+{
+    enum { GREEDY = 8 };
+    struct pd_credit_pool pool;
+    struct pd_credit greedy[GREEDY], late, other;
+    struct pd_error error;
+
+    (void)state;
+    pool_with_hosts(&pool, 256 * MIB, 16 * MIB);
+    assert_int_equal(pd_credit_block_bytes(&pool), 8 * MIB);
+    for (uint32_t i = 0; i < GREEDY; i++) {
+        assert_int_equal(pd_credit_open(&greedy[i], &pool, 1, UINT64_MAX, &error), 0);
+        for (int n = 0; n < 64; n++) { /* received, and never in the log */
+            (void)pd_credit_grant(&greedy[i], 0);
+            use(&greedy[i], unsent(&greedy[i]));
+        }
+    }
+    assert_true(pd_credit_grant(&greedy[0], pd_credit_block_bytes(&pool)));
+    assert_true(pd_credit_host_is_full(&greedy[0]));
+    assert_false(pd_credit_grant(&greedy[1], pd_credit_block_bytes(&pool)));
+    assert_true(pool.reserved_bytes <= 16 * MIB + GREEDY * pool.floor_bytes);
+    assert_int_equal(pd_credit_open(&other, &pool, 2, UINT64_MAX, &error), 0);
+    assert_true(pd_credit_grant(&other, 0));
+    assert_true(unsent(&other) >= MIB);
+    complete_largest_block(&other);
+    assert_int_equal(pd_credit_open(&late, &pool, 1, UINT64_MAX, &error), 0);
+    assert_true(pd_credit_grant(&late, 0));
+    assert_true(unsent(&late) >= pool.floor_bytes);
+    pd_credit_close(&greedy[0]);
+    complete_largest_block(&late);
+    for (uint32_t i = 1; i < GREEDY; i++)
+        pd_credit_close(&greedy[i]);
+    pd_credit_close(&late);
+    pd_credit_close(&other);
+    pd_credit_pool_fini(&pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +281,8 @@ int main(void)
         cmocka_unit_test(idle_calls_cost_little),
         cmocka_unit_test(overrun_is_refused),
         cmocka_unit_test(large_blocks_complete),
+        cmocka_unit_test(large_blocks_complete_within_their_host),
+        cmocka_unit_test(a_full_host_hurts_no_other),
     };
     const char *given = getenv("PD_SEED");
 
