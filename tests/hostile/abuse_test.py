@@ -3,7 +3,9 @@ newcomer is served again at once, and the good clients' data are exact. What oth
 the same flood, for the table in docs/RELIABILITY.md.
 
     PACKD_FULL         every attack on every address, for seconds, and the empty server's columns
-    PACKD_ABUSE        names of attacks with commas between them
+    PACKD_ABUSE        names of attacks, with commas between them
+    PACKD_ABUSE_AT     names of addresses: listen, socket, admin, probes, http
+    PACKD_ABUSE_S      seconds of each attack
 """
 
 import http.client
@@ -25,7 +27,7 @@ from peer import pb
 
 FULL = os.environ.get("PACKD_FULL") == "1"
 SEED = int(os.environ.get("PACKD_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
-SECONDS = 3.0 if FULL else 0.4
+SECONDS = float(os.environ.get("PACKD_ABUSE_S", "3" if FULL else "0.4"))
 EMPTY = os.path.join(harness.TOP, "tests", "hostile", "empty_server")
 ATTACKS = os.path.join(harness.TOP, "tests", "hostile", "attacks.py")
 DRIVER = os.path.join(harness.TOP, "tests", "fault", "driver")
@@ -192,10 +194,11 @@ class AbuseTest(unittest.TestCase):
 
     def cases(self, addresses):
         """(attack, name of the address): all of them, or one address each."""
-        only = os.environ.get("PACKD_ABUSE", "").split(",")
+        only, at = (os.environ.get(name, "").split(",") for name in ("PACKD_ABUSE", "PACKD_ABUSE_AT"))
         for name in (*attacks.FLOODS, *attacks.OTHERS):
             where = ["http"] if name in OF_HTTP else [a for a in addresses if a != "http" or name in OF_ALL]
-            if only == [""] or name in only:
+            where = [a for a in where if at == [""] or a in at]
+            if where and (only == [""] or name in only):
                 yield from ((name, address) for address in (where if FULL else [self.rng.choice(where)]))
 
     def test_every_address(self):
@@ -213,9 +216,9 @@ class AbuseTest(unittest.TestCase):
                 self.assertIsNone(packd.process.poll(), f"{name} on {where}: packd is gone\n{packd.log()[-4000:]}")
                 latency, back = probe.stop(), self.newcomer(packd, number)
                 slowest, highest = max(slowest, back), max(highest, peak)
-                beside = self.empty(name, data) if FULL and where == "listen" and "packd.v1" not in name else ""
-                print(f"| {name} | {where} | {', '.join(f'{value:,} {key}' for key, value in did.items())} | {peak >> 20} | {latency} | {beside} | {back:.2f} |",
-                      flush=True)
+                beside = self.empty(name, data) if FULL and where == "listen" else ""
+                done = ", ".join(f"{value:,} {key}" for key, value in did.items())
+                print(f"| {name} | {where} | {done} | {peak >> 20} | {latency} | {back:.2f} | {beside} |", flush=True)
                 self.expect_back(name, pid, before, peak)
                 self.assertIsNone(good.error)
             print(f"highest anonymous memory {highest >> 20} MiB, slowest newcomer {slowest:.2f} s", flush=True)

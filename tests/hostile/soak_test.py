@@ -39,7 +39,7 @@ LOG_FAILED = 74
 STRATEGIES, OVER = ("exact", "sequential"), ("reject", "keep_head", "keep_tail", "split")
 KEEP = {"retain": {"commits": 3}}
 FEEDS = {
-    "mix": {"seq_len": 256, "window": 32, "strategy": "exact", "seg_align": 4, "over_length": "split", "plan_ahead": "256KiB",
+    "mix": {"streams": ["m-web", "m-code", "m-books"], "seq_len": 256, "window": 32, "strategy": "exact", "seg_align": 4, "over_length": "split", "plan_ahead": "256KiB",
             "sources": {"web": {"weight": 3}, "code": {"weight": 1}, "books": {"weight": 1, "on_end": "repeat", "max_passes": 5}},
             "jobs": [{"name": "big", **KEEP}, {"name": "slow", **KEEP}]},
     "turn": {"seq_len": 512, "window": 16, "merge": "ordered", "streams": ["t0", "t1", "t2"], "order": "shuffle", "shuffle_samples": 64, "seed": 7,
@@ -115,6 +115,7 @@ class Soak:
             clients.Trainer(self.address, "flow", "plain", [(1, 6, 1), (3, 2, 1), (2, 1, 3)], self.record, SEED + 103)]
         self.controls = {name: [] for name in FEEDS}
         self.skipped_steps, self.happened, self.faults = set(), {}, {}
+        self.got_on = {}  # trainer: its steps, and since when it has had no more
         self.sanitized = subprocess.run([DRIVER], capture_output=True).returncode == 77
 
     # ---- what can happen ----
@@ -239,11 +240,25 @@ class Soak:
             getattr(self, event)()
             self.happened[event] = self.happened.get(event, 0) + 1
             self.judge()
+            self.judge_steps()
 
     def judge(self):
         for client in (*self.producers, *self.trainers):
             if client.error is not None:
                 raise client.error
+
+    def judge_steps(self):
+        """No trainer waits for ever: every stream goes on, so every feed does."""
+        for trainer in self.trainers:
+            steps, since = self.got_on.get(trainer.job, (-1, 0))
+            if trainer.steps_done > steps:
+                self.got_on[trainer.job] = trainer.steps_done, time.monotonic()
+            elif time.monotonic() - since > STUCK_S:
+                self.stuck(f"{trainer.job} has had no step")
+
+    def stuck(self, what):
+        faulthandler.dump_traceback(all_threads=True)
+        raise AssertionError(f"{what} for {STUCK_S} s: {self.progress()}\n{self.packd.packctl('status').stdout}")
 
     def progress(self):
         return [producer.acked for producer in self.producers], [trainer.steps_done for trainer in self.trainers]
@@ -257,8 +272,7 @@ class Soak:
             if now != last:
                 last, since = now, time.monotonic()
             if time.monotonic() - since > STUCK_S:
-                faulthandler.dump_traceback(all_threads=True)
-                raise AssertionError(f"{what}: nobody has got on for {STUCK_S} s: {now}\n{self.packd.packctl('status').stdout}")
+                self.stuck(f"{what}: nobody has got on")
             threading.Event().wait(0.05)
 
     def finish(self):
@@ -266,8 +280,7 @@ class Soak:
         for producer in self.producers:
             producer.finishing.set()
         self.wait_for("producers finish", lambda: all(producer.done for producer in self.producers))
-        for feed in ("mix", "flow"):
-            peer.end_feed(self.address, feed)
+        peer.end_feed(self.address, "flow")  # the others end with the streams that they declare
         self.wait_for("trainers finish", lambda: all(trainer.end is not None for trainer in self.trainers))
 
     # ---- the naive planner ----
@@ -275,7 +288,7 @@ class Soak:
     def model_lines(self, feed):
         """What the feed was given, in the naive planner's words."""
         config, producers = FEEDS[feed], [p for p in self.producers if p.stream.feed == feed]
-        lanes = list(config.get("sources", {}).values()) or [{}] * len(config.get("streams", [0]))
+        lanes = list(config.get("sources", {}).values()) or [{}] * len(config.get("streams", [""]))
         yield "rules " + " ".join(map(str, (
             config["seq_len"], config["window"], STRATEGIES.index(config.get("strategy", "exact")), int(config.get("order") == "shuffle"),
             config.get("shuffle_samples", 1), config.get("seed", 0), int(config.get("merge") == "ordered"), OVER.index(config.get("over_length", "reject")),
