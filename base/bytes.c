@@ -62,12 +62,8 @@ PUT(f32, float)
 
 void pd_buf_put_varint(struct pd_buf *buf, uint64_t value)
 {
-    uint8_t bytes[10];
-    size_t count = 0;
-    for (; value >= 0x80; value >>= 7)
-        bytes[count++] = (uint8_t)(value | 0x80);
-    bytes[count++] = (uint8_t)value;
-    pd_buf_put(buf, bytes, count);
+    uint8_t bytes[PD_VARINT_BYTES_MAX];
+    pd_buf_put(buf, bytes, (size_t)(pd_varint_write(bytes, value) - bytes));
 }
 
 void pd_buf_put_string(struct pd_buf *buf, const char *data, size_t size)
@@ -108,16 +104,19 @@ READ(u32, uint32_t)
 READ(u64, uint64_t)
 READ(f32, float)
 
-uint64_t pd_reader_varint(struct pd_reader *reader)
+uint64_t pd_reader_varint_long(struct pd_reader *reader)
 {
     uint64_t value = 0;
-    for (unsigned shift = 0; shift < 64; shift += 7) {
-        uint8_t byte = pd_reader_u8(reader);
+    const uint8_t *at = reader->at;
+    for (unsigned shift = 0; !reader->failed && at < reader->end && shift < 64; shift += 7) {
+        uint8_t byte = *at++;
         if (shift == 63 && byte > 1)
             break;
         value |= (uint64_t)(byte & 0x7f) << shift;
-        if (!(byte & 0x80))
-            return reader->failed ? 0 : value;
+        if (!(byte & 0x80)) {
+            reader->at = at;
+            return value;
+        }
     }
     reader->failed = true;
     return 0;

@@ -28,8 +28,17 @@ void pd_buf_put_u16(struct pd_buf *buf, uint16_t value);
 void pd_buf_put_u32(struct pd_buf *buf, uint32_t value);
 void pd_buf_put_u64(struct pd_buf *buf, uint64_t value);
 void pd_buf_put_f32(struct pd_buf *buf, float value);
-/* LEB128, at most 10 bytes. */
+/* LEB128, at most PD_VARINT_BYTES_MAX bytes. */
+#define PD_VARINT_BYTES_MAX 10
 void pd_buf_put_varint(struct pd_buf *buf, uint64_t value);
+/* The same to memory that has room for it; returns where it ends. */
+static inline uint8_t *pd_varint_write(uint8_t *at, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7)
+        *at++ = (uint8_t)(value | 0x80);
+    *at++ = (uint8_t)value;
+    return at;
+}
 /* varint length, then the bytes. */
 void pd_buf_put_string(struct pd_buf *buf, const char *data, size_t size);
 
@@ -45,7 +54,14 @@ uint16_t pd_reader_u16(struct pd_reader *reader);
 uint32_t pd_reader_u32(struct pd_reader *reader);
 uint64_t pd_reader_u64(struct pd_reader *reader);
 float pd_reader_f32(struct pd_reader *reader);
-uint64_t pd_reader_varint(struct pd_reader *reader);
+/* Of any length, for pd_reader_varint. */
+uint64_t pd_reader_varint_long(struct pd_reader *reader);
+static inline uint64_t pd_reader_varint(struct pd_reader *reader)
+{
+    if (!reader->failed && reader->at < reader->end && *reader->at < 0x80)
+        return *reader->at++;
+    return pd_reader_varint_long(reader);
+}
 /* The next `size` bytes in place, or NULL (and failed). */
 const uint8_t *pd_reader_bytes(struct pd_reader *reader, size_t size);
 /* A varint-counted string in place; *size is its length. NULL (and failed) when it does not fit. */

@@ -11,9 +11,11 @@
 #include "packer/plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define PLAN_ENCODING 1
 #define SEGMENT_BYTES_MIN 8
+#define SEGMENT_BYTES_MAX (1 + 18 * PD_VARINT_BYTES_MAX + 4) /* every number, and the weight */
 
 enum {
     HAS_PASS = 1,
@@ -105,35 +107,39 @@ static uint8_t segment_flags(const struct pd_segment *segment)
     return flags;
 }
 
-static void put_all(struct pd_buf *buf, const uint64_t *values, size_t count)
+static uint8_t *write_all(uint8_t *at, const uint64_t *values, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        pd_buf_put_varint(buf, values[i]);
+        at = pd_varint_write(at, values[i]);
+    return at;
 }
 
 void pd_segment_encode(const struct pd_segment *s, struct pd_buf *buf)
 {
-    uint8_t flags = segment_flags(s);
-    pd_buf_put_u8(buf, flags);
-    put_all(buf,
-            (uint64_t[]){s->block, s->index, s->stream, s->seq, s->source, s->length_tokens,
-                         s->slot_tokens - s->length_tokens},
-            7);
+    uint8_t flags = segment_flags(s), bytes[SEGMENT_BYTES_MAX], *at = bytes;
+    *at++ = flags;
+    at = write_all(at,
+                   (uint64_t[]){s->block, s->index, s->stream, s->seq, s->source, s->length_tokens,
+                                s->slot_tokens - s->length_tokens},
+                   7);
     if (flags & HAS_PASS)
-        pd_buf_put_varint(buf, s->pass);
+        at = pd_varint_write(at, s->pass);
     if (flags & HAS_PART)
-        put_all(buf,
-                (uint64_t[]){s->part, s->part_count, s->offset_tokens, s->overlap_tokens,
-                             s->sample_tokens},
-                5);
+        at = write_all(at,
+                       (uint64_t[]){s->part, s->part_count, s->offset_tokens, s->overlap_tokens,
+                                    s->sample_tokens},
+                       5);
     if (flags & HAS_LOSS)
-        put_all(buf, (uint64_t[]){s->loss_tokens, s->sample_loss_tokens}, 2);
+        at = write_all(at, (uint64_t[]){s->loss_tokens, s->sample_loss_tokens}, 2);
     if (flags & HAS_PATCHES)
-        pd_buf_put_varint(buf, s->patches);
-    if (flags & HAS_WEIGHT)
-        pd_buf_put_f32(buf, s->weight);
+        at = pd_varint_write(at, s->patches);
+    if (flags & HAS_WEIGHT) {
+        memcpy(at, &s->weight, sizeof s->weight);
+        at += sizeof s->weight;
+    }
     if (flags & HAS_PRUNE)
-        put_all(buf, (uint64_t[]){s->prune.drop_views, s->prune.keep_frames}, 2);
+        at = write_all(at, (uint64_t[]){s->prune.drop_views, s->prune.keep_frames}, 2);
+    pd_buf_put(buf, bytes, (size_t)(at - bytes));
 }
 
 static uint32_t read_u32(struct pd_reader *reader)

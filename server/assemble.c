@@ -30,6 +30,7 @@
 struct pd_assembler {
     uint32_t magic;
     bool open, measured;
+    bool rows_held; /* the batch's packs are in `packs` since pd_assembler_step read them */
     struct pd_log_reader *reader;
     struct pd_header *header;
     struct pd_pack step_pack;            /* scratch of pd_assembler_step */
@@ -107,7 +108,7 @@ int pd_assembler_begin(struct pd_assembler *a, struct pd_error *error)
         return pd_error_set(error, rc, "LOG_READ", "cannot begin a read transaction on the log: %s",
                             pd_err_text(rc));
     a->open = true;
-    a->measured = false;
+    a->measured = a->rows_held = false;
     return 0;
 }
 
@@ -116,7 +117,7 @@ void pd_assembler_end(struct pd_assembler *a)
     PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
     PD_CHECK(a->open);
     pd_log_reader_end(a->reader);
-    a->open = a->measured = false;
+    a->open = a->measured = a->rows_held = false;
 }
 
 /* The feed's rules as the header states totals: attention cost is the plain sum of squares. */
@@ -332,41 +333,6 @@ static bool has_tensors(struct pd_assembler *a, const struct pd_assemble_order *
     return pd_log_read_tensor(a->reader, order->key.feed_index, 0, &first) != PD_ENOTFOUND;
 }
 
-int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *order,
-                      struct pd_step_facts *facts, struct pd_error *error)
-{
-    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
-    uint32_t pack_count = order->place.pack_count;
-    PD_CHECK(a->open && pack_count >= 1 && pack_count <= order->spec->step_packs);
-    struct pd_layout_rules rules = rules_of(order->feed);
-    struct group group = {0};
-    *facts = (struct pd_step_facts){0};
-    bool tensors = has_tensors(a, order);
-    int rc = load_order(a, order, error);
-    for (uint32_t j = 0; rc == 0 && j < order->spec->step_packs; j++) {
-        struct pd_pack *pack = j < pack_count ? &a->step_pack : NULL;
-        rc = pack ? read_entry(a, order, j, pack, error) : 0;
-        if (rc != 0)
-            return rc;
-        group_add(&group, pack);
-        if (pack) {
-            pd_totals_add(&facts->totals.sums, pack, rules.loss, rules.cost);
-            if (pack->used_slots > facts->widest_slots)
-                facts->widest_slots = pack->used_slots;
-            facts->vision = facts->vision || pack_has_patches(pack);
-            rc = tensors ? pack_tensors(a, order->key.feed_index, pack, &facts->tensors, error) : 0;
-        }
-        bool batch_ends = (j + 1) % order->spec->rows == 0;
-        if (j + 1 == order->spec->step_packs || (batch_ends && rules.width != PD_WIDTH_STEP))
-            group_close(&group, &rules, &facts->totals);
-    }
-    if (rc == 0 && facts->tensors != 0)
-        rc = step_losses(a, order, facts, error);
-    return rc == 0 ? step_plan_facts(a, order, facts, error) : rc;
-}
-
-/* ---- a batch: its packs, its shape, its sample table ---- */
-
 static int rows_reserve(struct pd_assembler *a, uint32_t rows)
 {
     if (rows <= a->row_capacity)
@@ -384,22 +350,81 @@ static int rows_reserve(struct pd_assembler *a, uint32_t rows)
     return 0;
 }
 
+/* The first of the batch's entries of its step. */
+static uint32_t first_entry(const struct pd_assemble_order *order)
+{
+    return (order->key.micro * order->spec->dp_size + order->key.dp_rank) * order->spec->rows;
+}
+
+/* Where entry `entry` of the step is read to: the batch's own rows stay for its measure. */
+static struct pd_pack *pack_of(struct pd_assembler *a, const struct pd_assemble_order *order,
+                               uint32_t entry)
+{
+    uint32_t first = first_entry(order);
+    return entry >= first && entry - first < order->spec->rows ? &a->packs[entry - first]
+                                                               : &a->step_pack;
+}
+
+int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *order,
+                      struct pd_step_facts *facts, struct pd_error *error)
+{
+    PD_MAGIC_CHECK(a, ASSEMBLER_MAGIC);
+    uint32_t pack_count = order->place.pack_count;
+    PD_CHECK(a->open && pack_count >= 1 && pack_count <= order->spec->step_packs);
+    struct pd_layout_rules rules = rules_of(order->feed);
+    struct group group = {0};
+    *facts = (struct pd_step_facts){0};
+    bool tensors = has_tensors(a, order);
+    int rc = load_order(a, order, error);
+    if (rc == 0 && rows_reserve(a, order->spec->rows) != 0)
+        rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows",
+                          order->spec->rows);
+    for (uint32_t j = 0; rc == 0 && j < order->spec->step_packs; j++) {
+        struct pd_pack *pack = j < pack_count ? pack_of(a, order, j) : NULL;
+        rc = pack ? read_entry(a, order, j, pack, error) : 0;
+        if (rc != 0)
+            return rc;
+        group_add(&group, pack);
+        if (pack) {
+            pd_totals_add(&facts->totals.sums, pack, rules.loss, rules.cost);
+            if (pack->used_slots > facts->widest_slots)
+                facts->widest_slots = pack->used_slots;
+            facts->vision = facts->vision || pack_has_patches(pack);
+            rc = tensors ? pack_tensors(a, order->key.feed_index, pack, &facts->tensors, error) : 0;
+        }
+        bool batch_ends = (j + 1) % order->spec->rows == 0;
+        if (j + 1 == order->spec->step_packs || (batch_ends && rules.width != PD_WIDTH_STEP))
+            group_close(&group, &rules, &facts->totals);
+    }
+    a->rows_held = rc == 0;
+    a->key = order->key;
+    if (rc == 0 && facts->tensors != 0)
+        rc = step_losses(a, order, facts, error);
+    return rc == 0 ? step_plan_facts(a, order, facts, error) : rc;
+}
+
+/* ---- a batch: its packs, its shape, its sample table ---- */
+
+/* Reads the batch's packs, or takes what pd_assembler_step has read of them in this
+ * transaction. */
 static int rows_read(struct pd_assembler *a, const struct pd_assemble_order *order,
                      struct pd_error *error)
 {
     const struct pd_job_spec *spec = order->spec;
+    bool held = a->rows_held && memcmp(&a->key, &order->key, sizeof a->key) == 0;
     if (rows_reserve(a, spec->rows) != 0)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows", spec->rows);
-    uint32_t entry = (order->key.micro * spec->dp_size + order->key.dp_rank) * spec->rows;
-    int rc = load_order(a, order, error);
+    uint32_t entry = first_entry(order);
+    int rc = held ? 0 : load_order(a, order, error);
     for (uint32_t row = 0; rc == 0 && row < spec->rows; row++, entry++) {
         a->rows[row] = NULL;
         if (entry >= order->place.pack_count)
             continue;
-        rc = read_entry(a, order, entry, &a->packs[row], error);
+        rc = held ? 0 : read_entry(a, order, entry, &a->packs[row], error);
         if (rc == 0)
             a->rows[row] = &a->packs[row];
     }
+    a->rows_held = false;
     return rc;
 }
 
@@ -545,8 +570,8 @@ int pd_assembler_measure(struct pd_assembler *a, const struct pd_assemble_order 
     PD_CHECK(a->open);
     a->measured = false;
     a->rules = rules_of(order->feed);
-    a->key = order->key;
     int rc = rows_read(a, order, error);
+    a->key = order->key;
     if (rc != 0)
         return rc;
     uint32_t rows = order->spec->rows;

@@ -74,7 +74,7 @@ struct pd_log_segment {
 };
 struct pd_log_segment *pd_log_reader_segment(struct pd_log_reader *reader);
 void pd_log_segment_fini(struct pd_log_segment *segment);
-/* XXH3-64 of `size` bytes of a body. Errors as pd_log_read_body; PD_ENOMEM. */
+/* XXH3-64 of `size` bytes of a body. Errors as pd_log_read_body. */
 int pd_log_digest_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
                        uint64_t *digest);
 

@@ -7,10 +7,10 @@
 #include "server/log_internal.h"
 
 #include "base/check.h"
+#include "base/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <xxhash.h>
 
 struct cached_head {
     uint64_t block;
@@ -332,10 +332,10 @@ static int body_at(struct pd_log_reader *reader, uint64_t block, uint64_t offset
     return 0;
 }
 
-/* Walks `size` body bytes: copies them to dst where that is given, feeds them to the hash where
+/* Walks `size` body bytes: copies them to dst where that is given, adds them to the digest where
  * that is. */
 static int walk_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
-                     uint8_t *dst, XXH3_state_t *hash)
+                     uint8_t *dst, struct pd_digest_stream *digest)
 {
     while (size > 0) {
         const uint8_t *data = NULL;
@@ -349,8 +349,8 @@ static int walk_body(struct pd_log_reader *reader, uint64_t block, uint64_t offs
             memcpy(dst, data, part);
             dst += part;
         }
-        if (hash)
-            XXH3_64bits_update(hash, data, part);
+        if (digest)
+            pd_digest_add(digest, data, part);
         offset += part;
         size -= part;
     }
@@ -367,13 +367,10 @@ int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offs
 int pd_log_digest_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, uint64_t size,
                        uint64_t *digest)
 {
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash)
-        return PD_ENOMEM;
-    XXH3_64bits_reset(hash);
-    int rc = walk_body(reader, block, offset, size, NULL, hash);
-    *digest = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
+    struct pd_digest_stream stream;
+    pd_digest_begin(&stream);
+    int rc = walk_body(reader, block, offset, size, NULL, &stream);
+    *digest = pd_digest_end(&stream);
     return rc;
 }
 

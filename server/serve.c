@@ -22,10 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ready batches take so much, or this part of memory.batches, before those that every rank has
- * received go. */
+/* Ready batches take so much before those that every rank has received go: memory that is used
+ * again while it is in a cache. Where such batches are read late, this part of memory.batches. */
 #define COMPLETE_KEEP_BYTES (16u << 20)
-#define COMPLETE_PART 16
+#define LATE_PART 16
 
 /* ---- life ---- */
 
@@ -61,9 +61,9 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
     serve->feeds = feeds;
     serve->feed_count = config->feed_count;
     serve->budget_bytes = config->memory_batches_bytes;
-    serve->complete_keep_bytes = serve->budget_bytes / COMPLETE_PART;
-    if (serve->complete_keep_bytes < COMPLETE_KEEP_BYTES)
-        serve->complete_keep_bytes = COMPLETE_KEEP_BYTES;
+    serve->complete_keep_bytes = serve->late_keep_bytes = COMPLETE_KEEP_BYTES;
+    if (serve->budget_bytes / LATE_PART > COMPLETE_KEEP_BYTES)
+        serve->late_keep_bytes = serve->budget_bytes / LATE_PART;
     pd_list_init(&serve->turns);
     for (uint32_t i = 0; i < serve->feed_count; i++) {
         feeds[i].config = &config->feeds[i];
@@ -393,6 +393,14 @@ static void join(struct pd_serve *serve, struct pd_entry *entry, struct pd_waite
         pd_entry_queue(serve, entry);
 }
 
+/* A batch that every rank of its step has received is read once more: ranks have peers that lag
+ * behind, or a run went back. */
+static void note_late(struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step)
+{
+    if (step < job->delivered.next_complete && pd_delivered_complete(&job->delivered, step))
+        serve->complete_keep_bytes = serve->late_keep_bytes;
+}
+
 static int get_locked(struct pd_serve *serve, struct pd_waiter *waiter,
                       struct pd_ready_batch **batch, struct pd_wait_info *info, uint64_t *last_step,
                       struct pd_error *error)
@@ -401,6 +409,7 @@ static int get_locked(struct pd_serve *serve, struct pd_waiter *waiter,
     int rc = admit_key(serve, &waiter->key, &job, last_step, error);
     if (rc != 0)
         return rc;
+    note_late(serve, job, waiter->key.step);
     struct pd_entry *entry = pd_entry_find(job, &waiter->key);
     if (!entry)
         entry = pd_entry_add(job, &waiter->key);

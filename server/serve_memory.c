@@ -15,7 +15,8 @@
  *
  * Batches of steps that every rank has received stay for late peers, until a build comes while the
  * ready batches together take more than complete_keep_bytes: a small set of memory that is used
- * again and again is warm, and costs no page faults.
+ * again and again is in the cache, and costs no page faults. The set grows once such a batch is
+ * asked for.
  *
  * What is evicted where a build does not fit, in this order, always without readers and not kept
  * for a woken waiter:

@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/cpu.h"
 #include "base/digest.h"
 #include "packer/batch.h"
 
@@ -23,8 +24,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#define XXH_STATIC_LINKING_ONLY /* the streaming state on the stack */
-#include <xxhash.h>
 
 void pd_door_rejects_fini(struct pd_door_rejects *rejects)
 {
@@ -176,9 +175,8 @@ static void check_sample_mask(struct making *making, uint32_t index, const uint3
         refuse(making, index, PD_DOOR_BAD_MASK, zero, (int64_t)sum);
 }
 
-/* Largest token of `count` at `data`, as unsigned, so that negative ones are the largest. A loop
- * the compiler turns into vector code. */
-static uint32_t largest(const uint8_t *data, size_t count)
+/* Largest token of `count` at `data`, as unsigned, so that negative ones are the largest. */
+PD_CPU_LEVELS static uint32_t largest(const uint8_t *data, size_t count)
 {
     uint32_t most = 0;
 
@@ -205,22 +203,22 @@ static void name_bad_token(struct making *making, uint32_t index, struct pd_body
 /* Digest of the next `size` bytes; *most gets the largest int32 as unsigned. */
 static uint64_t scan_column(struct pd_body *body, uint64_t size, uint32_t *most)
 {
-    XXH3_state_t state;
+    struct pd_digest_stream stream;
     size_t run;
     uint8_t part[4];
     size_t part_bytes = 0;
     const uint8_t *data = size > 0 ? pd_body_run(body, (size_t)size, &run) : NULL;
 
     if (!data)
-        return XXH3_64bits(NULL, 0);
+        return pd_digest(NULL, 0);
     if (run == size) {
         *most = largest(data, run / 4);
         return pd_digest(data, run);
     }
-    (void)XXH3_64bits_reset(&state);
+    pd_digest_begin(&stream);
     *most = 0;
     while (data) {
-        (void)XXH3_64bits_update(&state, data, run);
+        pd_digest_add(&stream, data, run);
         size -= run;
         while (part_bytes > 0 && part_bytes < 4 && run > 0) {
             part[part_bytes++] = *data++;
@@ -237,7 +235,7 @@ static uint64_t scan_column(struct pd_body *body, uint64_t size, uint32_t *most)
         }
         data = size > 0 ? pd_body_run(body, (size_t)size, &run) : NULL;
     }
-    return XXH3_64bits_digest(&state);
+    return pd_digest_end(&stream);
 }
 
 static void take_tokens(struct making *making, uint32_t index)

@@ -8,10 +8,9 @@
 #include "server/ingest/door_parts.h"
 
 #include "base/check.h"
+#include "base/digest.h"
 
 #include <stdio.h>
-#define XXH_STATIC_LINKING_ONLY /* the streaming state on the stack */
-#include <xxhash.h>
 
 static const enum pd_dtype dtypes[] = {
     [PACKD__V1__DTYPE__DTYPE_BOOL] = PD_DTYPE_BOOL,
@@ -419,19 +418,19 @@ static void check_booleans(struct making *making, uint32_t k, uint32_t index, st
 
 static uint64_t digest(struct pd_body *body, uint64_t size)
 {
-    XXH3_state_t state;
+    struct pd_digest_stream stream;
     size_t run;
     const uint8_t *data = size > 0 ? pd_body_run(body, (size_t)size, &run) : NULL;
 
     if (!data || run == size)
-        return XXH3_64bits(data, data ? run : 0);
-    (void)XXH3_64bits_reset(&state);
+        return pd_digest(data, data ? run : 0);
+    pd_digest_begin(&stream);
     while (data) {
-        (void)XXH3_64bits_update(&state, data, run);
+        pd_digest_add(&stream, data, run);
         size -= run;
         data = size > 0 ? pd_body_run(body, (size_t)size, &run) : NULL;
     }
-    return XXH3_64bits_digest(&state);
+    return pd_digest_end(&stream);
 }
 
 void door_take_tensors(struct making *making, uint32_t index)

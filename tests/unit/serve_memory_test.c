@@ -117,6 +117,27 @@ static void test_complete_steps_are_kept_for_a_while(void **state)
     serve_bench_fini(&b);
 }
 
+/* Who reads such a batch late makes them stay for longer. */
+static void test_late_reader_makes_complete_steps_stay(void **state)
+{
+    (void)state;
+    struct serve_bench_options options = {.packs = 16, .dp_size = 2, .rows = 1, .accum = 1};
+    uint64_t largest, slot;
+    sizes_of(&options, &largest, &slot);
+    options.memory = 32 * largest + slot;
+    struct serve_bench b;
+    serve_bench_init(&b, &options);
+    b.serve->complete_keep_bytes = 0;
+    serve_deliver(&b, serve_bench_key(&b, 0, 0, 0));
+    serve_deliver(&b, serve_bench_key(&b, 0, 0, 1));
+    pd_ready_batch_unref(serve_get_ok(&b, serve_bench_key(&b, 1, 0, 0)));
+    assert_false(is_ready(&b, 0, 0) || is_ready(&b, 0, 1));
+    pd_ready_batch_unref(serve_get_ok(&b, serve_bench_key(&b, 0, 0, 1))); /* it is built again */
+    pd_ready_batch_unref(serve_get_ok(&b, serve_bench_key(&b, 2, 0, 0)));
+    assert_true(is_ready(&b, 0, 1) && is_ready(&b, 2, 0));
+    serve_bench_fini(&b);
+}
+
 static void test_evicted_batch_is_the_same_again(void **state)
 {
     (void)state;
@@ -338,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_highest_unread_goes_first),
         cmocka_unit_test(test_delivered_goes_before_unread),
         cmocka_unit_test(test_complete_steps_are_kept_for_a_while),
+        cmocka_unit_test(test_late_reader_makes_complete_steps_stay),
         cmocka_unit_test(test_evicted_batch_is_the_same_again),
         cmocka_unit_test(test_memory_for_one_batch_and_four_ranks),
         cmocka_unit_test(test_waits_for_memory_and_says_so),
