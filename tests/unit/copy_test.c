@@ -159,7 +159,9 @@ static void test_door_leaves_the_body_where_it_is(void **unused)
     print_message("a body of %llu bytes: the door allocated %llu\n",
                   (unsigned long long)p.head.body_bytes, (unsigned long long)allocated_bytes);
     assert_true(allocated_bytes > 0 && allocated_bytes < p.head.body_bytes / 100);
-    assert_true(copied_bytes < p.head.body_bytes / 100);
+    /* Only what a digest keeps of each slice: up to 256 bytes, taken up and moved. */
+    print_message("and copied %llu\n", (unsigned long long)copied_bytes);
+    assert_true(copied_bytes <= p.block.piece_count * UINT64_C(1024));
     assert_ptr_equal(p.block.pieces[0].data, p.body); /* what the log will copy from */
     struct pd_tensor_extent last = pd_block_head_extent(&p.block.head, 0, SAMPLES - 1);
     assert_int_equal(last.offset_bytes + last.size_bytes, p.head.body_bytes);
