@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds packd and measures it beside the ceilings of this machine and beside its peers; see docs/BENCHMARKS.md.
 #
-#   ./bench.sh                         everything, about 13 minutes: tables on stdout, JSON in bench/ (results.json: all of it)
+#   ./bench.sh                         everything, about 10 minutes: tables on stdout, JSON in bench/ (results.json: all of it)
 #   ./bench.sh --quick                 little data, one run of each, about 2 minutes: whether it works, not how fast
 #   ./bench.sh [--quick] SECTION ...   of: packing end-to-end latency restart memory growth append probe python peers
 #
