@@ -2,7 +2,7 @@
 # Builds packd and runs every test; the last line is "N passed, N failed" (", N skipped", ", N flaky").
 #
 #   ./test.sh           what every change must pass, under 15 minutes on 2 cores
-#   ./test.sh --full    adds sanitizer builds, longer fuzzing and the long forms of the tests
+#   ./test.sh --full    adds the long forms of the tests, sanitizer builds, all static analysis, ten minutes of each fuzzer, the image: hours
 #
 # $PACKD_TORCH_PYTHON, where set, is an interpreter with a current torch (and transformers) for the tests that need one; else they are skipped.
 # Installs missing Debian packages first (with sudo when not root).

@@ -84,7 +84,8 @@ static json_t *tensor_entry(const struct pd_tensor *tensor, uint64_t begin)
             return NULL;
         }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", pd_dtype_name(tensor->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)begin, (json_int_t)(begin + tensor->size_bytes));
+                     "data_offsets", (json_int_t)begin,
+                     (json_int_t)begin + (json_int_t)tensor->size_bytes);
 }
 
 static int add_metadata(json_t *header, const struct pd_safetensors_content *content,

@@ -462,7 +462,7 @@ static int check_counts(struct pd_log *log, struct pd_error *error)
 
 static int open_identity(struct pd_log *log, struct pd_error *error)
 {
-    uint8_t id[16];
+    uint8_t id[16] = {0};
     log->next_position = 1;
     int rc = read_identity(log, id, error);
     log->incarnation++;

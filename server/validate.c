@@ -28,7 +28,7 @@
 /* tokens, positions, segment_ids, labels and loss_weight: a batch has at least these */
 #define PAYLOAD_BYTES_PER_TOKEN 20
 /* The CPU may be this far ahead of its share, so that a first step does not wait. */
-#define BURST_NS 1000000000u
+#define BURST_NS 250000000u
 
 struct job {
     struct pd_link link;

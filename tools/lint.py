@@ -80,8 +80,8 @@ def run_tool(tool: str, path: str, generated: str) -> str:
 def findings(text: str) -> list[tuple[str, int, str, str]]:
     """(path, line, message, check) of each warning or error, once."""
     found = {}
-    for path, line, message, check in re.findall(r"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?(?:warning|error|performance|portability): (.*?)(?: \[([^\[\]]+)\])?$",
-                                                 text, re.M):
+    kinds = "warning|error|performance|portability"
+    for path, line, message, check in re.findall(rf"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?(?:{kinds}): (.*?)(?: \[([^\[\]]+)\])?$", text, re.M):
         path = os.path.relpath(path) if os.path.isabs(path) else path
         found[path, int(line), check] = message
     return [(path, line, message, check or "error") for (path, line, check), message in found.items()]

@@ -22,6 +22,7 @@ FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
 FUZZ_AT_ONCE = 2
 SCRIPTS_FULL = ["tests/deploy/image_test.py"]
 LINT, LINT_FULL = ["--tool", "cppcheck"], []  # all tools take minutes
+LONG_TIMEOUTS = "--test_timeout=900,3600,5400,10800"  # of short, moderate, long and eternal tests, in --full
 SECOND_ATTEMPT = "//tests/(integration|hostile|python|deploy).*"  # all others are strict: unit, model, fuzz, fault, gpu, style
 
 
@@ -43,11 +44,12 @@ class Totals:
 
 
 def suites(full):
-    """Name, Bazel arguments, targets."""
-    yield "opt", [], TARGETS
+    """Name, Bazel arguments, targets. Sanitizers see the short forms: the long ones are about time and numbers, and would take days."""
+    long_forms = ["--test_env=PACKD_FULL", LONG_TIMEOUTS] if full else []
+    yield "opt", ["--test_env=PACKD_TORCH_PYTHON", *long_forms], TARGETS
     if full:
-        yield "asan", ["--config=asan"], TARGETS
-        yield "tsan", ["--config=tsan"], TARGETS
+        for sanitizer in ("asan", "tsan"):
+            yield sanitizer, [f"--config={sanitizer}", "--build_tests_only"], TARGETS
 
 
 def log_folder(root, target):
@@ -120,7 +122,7 @@ def run_suite(name, arguments, targets):
     started = time.time()
     print(f"== {name}: bazel test {' '.join(arguments)} {' '.join(targets)}", flush=True)
     process = subprocess.Popen(
-        ["bazel", "test", "--keep_going", "--test_summary=short", "--noshow_progress", "--test_env=PACKD_FULL", "--test_env=PACKD_TORCH_PYTHON",
+        ["bazel", "test", "--keep_going", "--test_summary=short", "--noshow_progress",
          f"--flaky_test_attempts={SECOND_ATTEMPT}@2", *arguments, "--", *targets],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     lines = []

@@ -73,7 +73,7 @@ static int learn(int door, struct pd_error *error)
     const struct dirent *entry;
     int rc = 0;
     while (rc == 0 && (entry = readdir(directory))) {
-        int fd = atoi(entry->d_name);
+        int fd = (int)strtol(entry->d_name, NULL, 10);
         if (*entry->d_name == '.' || !is_listening(fd) || find(fd))
             continue;
         if (own.count == LISTENERS_MAX)

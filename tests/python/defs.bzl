@@ -2,8 +2,9 @@
 
 load("//tests/integration:defs.bzl", "packd_py_test")
 
-def packd_binding_test(name, src, data = [], **kwargs):
+def packd_binding_test(name, src, data = [], tags = [], **kwargs):
     packd_py_test(
+        tags = tags + ["no-asan"],  # an interpreter built without it cannot load libpackd.so that has it
         name = name,
         src = src,
         data = [

@@ -38,10 +38,15 @@ class RunTestsTest(unittest.TestCase):
             file.write(text)
         os.chmod(path, mode)
 
-    def run_tests(self, listed, status=0):
+    def bazel_arguments(self):
+        with open(os.path.join(self.top, "arguments"), encoding="utf-8") as file:
+            return file.read().splitlines()
+
+    def run_tests(self, listed, status=0, full=False):
         self.write("listed", textwrap.dedent(listed))
         self.write("status", str(status))
-        done = subprocess.run([sys.executable, RUN_TESTS], cwd=self.top, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        done = subprocess.run([sys.executable, RUN_TESTS, *(["--full"] if full else [])], cwd=self.top, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False,
                               env={"PATH": os.path.join(self.top, "bin") + ":/usr/bin:/bin"})
         return done.returncode, done.stdout
 
@@ -68,8 +73,19 @@ class RunTestsTest(unittest.TestCase):
 
     def test_only_tests_of_real_processes_get_a_second_attempt(self):
         self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n")
-        with open(os.path.join(self.top, "arguments"), encoding="utf-8") as file:
-            self.assertIn("--flaky_test_attempts=//tests/(integration|hostile|python|deploy).*@2 ", file.read())
+        arguments = self.bazel_arguments()
+        self.assertEqual(len(arguments), 1)
+        self.assertIn("--flaky_test_attempts=//tests/(integration|hostile|python|deploy).*@2 ", arguments[0])
+        self.assertNotIn("PACKD_FULL", arguments[0])
+
+    def test_full(self):
+        """Long forms once, without a sanitizer; the other two suites as they are every day."""
+        self.write("tests/deploy/image_test.py", "")
+        _, output = self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n", full=True)
+        self.assertEqual([("asan" in a, "tsan" in a, "PACKD_FULL" in a, "--test_timeout=" in a) for a in self.bazel_arguments()],
+                         [(False, False, True, True), (True, False, False, False), (False, True, False, False)])
+        self.assertEqual(output.splitlines()[-1], "5 passed, 0 failed")
+        self.assertIn("== fuzz: 600 s each", output)
 
     def test_failures(self):
         self.write("bazel-testlogs/tests/unit/base_test/test.log", "[  PASSED  ] 3 test(s).\n[  FAILED  ] base_test: 2 test(s), listed below:\n")
