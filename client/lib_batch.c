@@ -7,11 +7,11 @@
 #include "client/lib_batch.h"
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "client/lib_error.h"
 #include "client/lib_json.h"
 
 #include <stdlib.h>
-#include <xxhash.h>
 
 #define MAGIC 0x70626174u
 #define ARRAYS_MAX 256
@@ -377,7 +377,7 @@ static int verify(const struct packd_batch *view, struct packd_error *error)
 {
     for (size_t i = 0; i < view->array_count; i++) {
         const struct packd_array *array = &view->arrays[i];
-        uint64_t found = XXH3_64bits(array->data, array->bytes);
+        uint64_t found = pd_digest(array->data, array->bytes);
         if (found != array->digest)
             return pd_client_error(error, PACKD_ECORRUPT, "DIGEST",
                                    "array %s (%s) has digest %016llx, the header says %016llx",

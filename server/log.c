@@ -246,7 +246,7 @@ uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index)
 
 static int system_error(struct pd_error *error, const char *what, const char *path, int err)
 {
-    int code = err == ENOSPC || err == EDQUOT ? PD_EFULL : PD_EIO;
+    int code = err == ENOSPC || err == EDQUOT || err == EFBIG ? PD_EFULL : PD_EIO;
     return pd_error_set(error, code, code == PD_EFULL ? "NO_SPACE" : "LOG_IO", "%s '%s': %s", what,
                         path, strerror(err));
 }

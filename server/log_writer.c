@@ -11,6 +11,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <xxhash.h>
 
@@ -45,19 +47,24 @@ void pd_log_abort(struct pd_log *log)
         log->next_position = log->committed_position;
 }
 
-/* A write that the disk took in part is EIO from LMDB. */
+/* A write that disk or `ulimit -f` took in part is EIO from LMDB. */
 static bool disk_is_full(const struct pd_log *log)
 {
     struct statvfs fs;
-    if (statvfs(log->path, &fs) != 0)
-        return false;
-    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
-    return left < 2 * log->written_bytes + DISK_SLACK_BYTES;
+    struct rlimit limit;
+    struct stat file;
+    int fd;
+    uint64_t room = 2 * log->written_bytes + DISK_SLACK_BYTES;
+    if (statvfs(log->path, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < room)
+        return true;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+           mdb_env_get_fd(log->env, &fd) == 0 && fstat(fd, &file) == 0 &&
+           (uint64_t)file.st_size + room > limit.rlim_cur;
 }
 
 static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)
 {
-    bool full = rc == ENOSPC || rc == EDQUOT || (rc == EIO && disk_is_full(log));
+    bool full = rc == ENOSPC || rc == EDQUOT || rc == EFBIG || (rc == EIO && disk_is_full(log));
     log->txn = NULL; /* LMDB has aborted it */
     pd_log_abort(log);
     if (full)

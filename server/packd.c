@@ -58,6 +58,7 @@
 #include <unistd.h>
 
 #define HEALTH_MS 100
+#define TIDY_MS 3000
 /* EX_TEMPFAIL: starting again helps. */
 #define STATUS_DEAF 75
 
@@ -70,7 +71,7 @@ struct daemon {
     uv_loop_t loop;
     uv_signal_t signals[4];
     uv_async_t bell;
-    uv_timer_t watchdog, health;
+    uv_timer_t watchdog, health, tidy;
     struct pd_log *log;
     struct pd_serve *serve;
     struct pd_watch *watch;
@@ -331,6 +332,12 @@ static void on_drain(void *ctx, bool undo)
     uv_async_send(&d->bell);
 }
 
+static void on_tidy(uv_timer_t *timer)
+{
+    (void)timer;
+    pd_process_give_back();
+}
+
 static void on_watchdog(uv_timer_t *timer)
 {
     (void)timer;
@@ -374,6 +381,8 @@ static int start_loop(void *ctx, struct pd_error *error)
         failed = uv_timer_init(&d->loop, &d->watchdog);
     if (failed == 0)
         failed = uv_timer_init(&d->loop, &d->health);
+    if (failed == 0)
+        failed = uv_timer_init(&d->loop, &d->tidy);
     d->health.data = d;
     for (size_t i = 0; failed == 0 && i < PD_COUNT_OF(numbers); i++) {
         failed = uv_signal_init(&d->loop, &d->signals[i]);
@@ -403,7 +412,14 @@ static int start_log(void *ctx, struct pd_error *error)
     const struct pd_log_options options = {.path = d->config.log_path,
                                            .max_bytes = d->config.log_max_bytes,
                                            .durability = d->config.durability};
-    return pd_log_open(&options, &d->log, error);
+    int rc = pd_log_open(&options, &d->log, error);
+    if (rc)
+        return rc;
+    rc = pd_process_check_room(d->config.memory_batches_bytes + d->config.memory_ingest_bytes,
+                               error);
+    if (rc)
+        pd_log_close(d->log);
+    return rc;
 }
 
 static void stop_log(void *ctx)
@@ -645,6 +661,7 @@ static int start_service(void *ctx, struct pd_error *error)
     if (interval_ms > 0)
         uv_timer_start(&d->watchdog, on_watchdog, interval_ms, interval_ms);
     uv_timer_start(&d->health, on_health, HEALTH_MS, HEALTH_MS);
+    uv_timer_start(&d->tidy, on_tidy, TIDY_MS, TIDY_MS);
     set_state(d, SERVING);
     announce(d);
     return 0;
@@ -654,6 +671,7 @@ static void stop_service(void *ctx)
 {
     struct daemon *d = ctx;
     uv_timer_stop(&d->health);
+    uv_timer_stop(&d->tidy);
     pd_collector_stop(d->collector);
     stop_http(d);
     if (d->options.ports_path)

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/units.h"
 
 #include <malloc.h>
 #include <pthread.h>
@@ -12,12 +13,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #define MMAP_THRESHOLD_BYTES (32 << 20)
 #define TRIM_THRESHOLD_BYTES (64 << 20)
 #define ARENAS_MAX 2 /* each keeps what was freed in it; the default is eight a core */
+#define FREE_BYTES_MAX (64u << 20)
+/* Stacks of up to 24 threads and the allocator's arenas. */
+#define THREADS_BYTES ((24u * 8 + ARENAS_MAX * 64) << 20)
 
 static const char *build_text = "";
 
@@ -53,6 +58,29 @@ static void raise_descriptors(void)
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
 }
 
+void pd_process_give_back(void)
+{
+    if (mallinfo2().fordblks > FREE_BYTES_MAX)
+        malloc_trim(0);
+}
+
+int pd_process_check_room(uint64_t bytes, struct pd_error *error)
+{
+    struct rlimit limit;
+    char wanted[24], allowed[24];
+    uint64_t want = bytes + THREADS_BYTES;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return 0;
+    void *room = mmap(NULL, want, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room != MAP_FAILED)
+        return munmap(room, want);
+    return pd_error_set(error, PD_ENOMEM, "NO_ADDRESS_SPACE",
+                        "ulimit -v allows %s in all, and beside the map of the log %s more may be "
+                        "needed: raise it, or lower memory.batches and memory.ingest",
+                        pd_units_format_bytes(limit.rlim_cur, allowed, sizeof allowed),
+                        pd_units_format_bytes(want, wanted, sizeof wanted));
+}
+
 void pd_process_setup(const char *build)
 {
     build_text = build;
@@ -61,6 +89,7 @@ void pd_process_setup(const char *build)
     mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
     mallopt(M_ARENA_MAX, ARENAS_MAX);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file as large as ulimit -f allows: the write says EFBIG */
     signal(SIGUSR1, SIG_IGN);
     signal(SIGUSR2, SIG_IGN);
     raise_descriptors();

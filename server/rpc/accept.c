@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/rpc/frames.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -33,7 +34,8 @@
 #define LISTENERS_MAX 256u /* a name such as localhost is more than one */
 /* Refused in one call: then the thread's calls have their turn. */
 #define REFUSED_AT_ONCE 1024
-#define FOREIGN PD_DOORS /* HTTP's */
+#define FRAMES_MAX 65536u /* descriptors; twice limits.connections and some are in use */
+#define FOREIGN PD_DOORS  /* HTTP's */
 
 static struct {
     struct pd_connections *connections;
@@ -102,7 +104,7 @@ int pd_accept_open(struct pd_connections *connections, struct pd_error *error)
         return pd_error_set(error, PD_EIO, "DESCRIPTORS", "no spare descriptor: %s",
                             strerror(errno));
     own.connections = connections;
-    return 0;
+    return pd_frames_open(FRAMES_MAX, error);
 }
 
 int pd_accept_learn(enum pd_door door, struct pd_error *error)
@@ -117,6 +119,7 @@ void pd_accept_close(void)
     own.spare = -1;
     own.count = 0;
     own.connections = NULL;
+    pd_frames_close();
 }
 
 /* ---- refusing ---- */
@@ -228,6 +231,8 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
             refuse(listener, fd, (const struct sockaddr *)&from, why);
             continue;
         }
+        if (fd >= 0)
+            pd_frames_begin(fd);
         if (fd >= 0 && peer && peer_bytes) {
             memcpy(peer, &from, size < *peer_bytes ? size : *peer_bytes);
             *peer_bytes = size;

@@ -100,6 +100,7 @@ static void on_read(struct pd_tag *tag, bool ok)
     if (buffer && (!ok || pd_call_is_over(call))) {
         grpc_byte_buffer_destroy(buffer);
     } else if (buffer) {
+        call->heard = true;
         call->method->message(call, buffer);
         if (!call->method->unary)
             pd_call_read(call);

@@ -36,6 +36,8 @@
 #define PD_RPC_RECEIVE_BYTES_MAX (2u << 20)
 #define PD_RPC_CHUNK_BYTES_MAX (1u << 20)
 #define PD_RPC_TICK_NS 100000000u
+/* Calls that `listen` serves at a time beside limits.push_calls. */
+#define PD_RPC_OTHER_CALLS_MAX 4096u
 
 /* Embedded wherever an event is waited for; the queue hands the pointer back. Its owner holds a
  * call reference meanwhile. */
@@ -80,6 +82,7 @@ struct pd_call {
     bool finishing; /* a status is decided */
     bool status_sent, closed;
     bool stop_told;
+    bool heard;      /* a message has come */
     bool hold_reads; /* the method takes no further message now: pd_call_read does nothing */
     uint64_t write_since_ns;
     uint64_t started_ns;

@@ -26,6 +26,7 @@
 #include <grpc/support/alloc.h>
 #include <grpc/support/log.h>
 #include <grpc/support/time.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +75,23 @@ static void accept_free(struct accept *accept)
 
 static void accept_post(struct pd_rpc_thread *thread, enum pd_door door);
 
+/* What is open in all, on however many connections. Admin's and the probes' own addresses are
+ * apart, so that those get in who can do something about it. */
+static int check_calls(struct pd_rpc *rpc, enum pd_door door, struct pd_error *error)
+{
+    uint64_t max = (uint64_t)rpc->options.config->push_calls_max + PD_RPC_OTHER_CALLS_MAX;
+    if (door != PD_DOOR_MAIN)
+        return 0;
+    pthread_mutex_lock(&rpc->lock);
+    uint64_t live = rpc->live;
+    pthread_mutex_unlock(&rpc->lock);
+    if (live <= max)
+        return 0;
+    return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
+                        "%" PRIu64 " calls are open: limits.push_calls and %u of other kinds", live,
+                        PD_RPC_OTHER_CALLS_MAX);
+}
+
 static int count_peer(struct pd_rpc *rpc, grpc_call *call, uint32_t *slot, struct pd_error *error)
 {
     const struct pd_config *config = rpc->options.config;
@@ -96,7 +114,9 @@ static void begin_call(const struct accept *accept)
     const struct pd_principal_config *who;
     struct pd_error error;
     uint32_t slot = PD_NO_PEER;
-    int rc = accept->door == PD_DOOR_HEALTH ? 0 : count_peer(rpc, accept->call, &slot, &error);
+    int rc = check_calls(rpc, accept->door, &error);
+    if (rc == 0 && accept->door != PD_DOOR_HEALTH)
+        rc = count_peer(rpc, accept->call, &slot, &error);
     if (rc == 0)
         rc = pd_access_admit(rpc->access, accept->door, path, GRPC_SLICE_LENGTH(slice),
                              accept->call, &accept->metadata, &who, &error);
@@ -160,6 +180,10 @@ static void tick_call(struct pd_call *call, uint64_t now_ns)
         if (call->method->stop)
             call->method->stop(call);
     }
+    if (!pd_call_is_over(call) && !call->heard &&
+        now_ns - call->started_ns > rpc->options.config->stall_ns)
+        (void)pd_call_fail_with(call, PD_ELIMIT, "STALL",
+                                "no message came within limits.stall of the call's beginning");
     if (!pd_call_is_over(call) && call->method->tick)
         call->method->tick(call);
 }

@@ -30,7 +30,7 @@ ROWS = {
     "samples of 64 KiB": {"sample": 65536},
     "9 KB a visual token": MEDIA,
     "9 KB a visual token, Unix, fsync": {**MEDIA, "transport": "unix", "durability": "fsync"},
-    "with the CPU probe": {"probe": True, "mib": 3072, "runs": 3},  # long enough that its burst of the first second is a small part
+    "with the CPU probe": {"probe": True, "mib": 3072, "runs": 3},  # long enough that what it spends ahead of its share is a small part
 }
 
 

@@ -50,6 +50,13 @@ class Daemon:
         self.process = None
         self.stderr_path = os.path.join(self.directory, "packd.stderr")
 
+    def write_config(self):
+        """Writes the configuration as it is now; a running daemon reads it again on SIGHUP. Its path."""
+        config = os.path.join(self.directory, "packd.yaml")
+        with open(config, "w") as file:
+            json.dump(self.config, file)  # JSON is YAML
+        return config
+
     def start(self):
         self.spawn()
         self.wait_listening()
@@ -58,9 +65,7 @@ class Daemon:
 
     def spawn(self):
         """Only starts the process."""
-        config = os.path.join(self.directory, "packd.yaml")
-        with open(config, "w") as file:
-            json.dump(self.config, file)  # JSON is YAML
+        config = self.write_config()
         ports = self.ports_path()
         if os.path.exists(ports):
             os.unlink(ports)

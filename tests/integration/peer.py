@@ -53,7 +53,7 @@ class Push:
         self.channel = channel(address)
         self.outgoing = queue.Queue()
         self.call = rpc.IngestStub(self.channel).Push(iter(self.outgoing.get, None), timeout=timeout)
-        self.sent_bytes = 0
+        self.sent_bytes, self.max_piece_bytes = 0, 1 << 20
         self.rejects = []
         self.durable_seq = 0
         self.send(pb.PushRequest(hello=pb.Hello(feed=feed, stream=stream, **hello)))
@@ -65,6 +65,7 @@ class Push:
         response = next(self.call)
         assert response.WhichOneof("what") == "welcome", response
         self.next_seq = response.welcome.next_seq
+        self.max_piece_bytes = response.welcome.max_piece_bytes
         self.credit_bytes = response.welcome.credit_bytes
         return response.welcome
 
@@ -79,12 +80,13 @@ class Push:
         return response
 
     def block(self, samples, first_seq=None, pieces=1, **head):
-        """Sends samples (lists of token ids) as one block, its body in `pieces` pieces, waiting for credit as the contract says."""
+        """Sends samples (lists of token ids) as one block, its body in `pieces` pieces or more, waiting for credit as the contract says."""
         if first_seq is None:
             first_seq = self.next_seq
         body = np.concatenate([np.asarray(s, dtype="<i4") for s in samples]).tobytes() if samples else b""
         body += head.pop("labels_bytes", b"")
         head = pb.BlockHead(first_seq=first_seq, lengths=[len(s) for s in samples], body_bytes=len(body), **head)
+        pieces = max(pieces, -(-len(body) // self.max_piece_bytes))
         cuts = [len(body) * i // pieces for i in range(pieces + 1)]
         parts = [body[a:b] for a, b in zip(cuts, cuts[1:])]
         for i, part in enumerate(parts):
