@@ -22,9 +22,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ready batches take so much before those that every rank has received go: memory that is used
+/* Ready batches take so much before those that have been received go: memory that is used
  * again while it is in a cache. Where such batches are read late, this part of memory.batches. */
-#define COMPLETE_KEEP_BYTES (16u << 20)
+#define RECEIVED_KEEP_BYTES (16u << 20)
 #define LATE_PART 16
 
 /* ---- life ---- */
@@ -61,8 +61,8 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
     serve->feeds = feeds;
     serve->feed_count = config->feed_count;
     serve->budget_bytes = config->memory_batches_bytes;
-    serve->complete_keep_bytes = serve->late_keep_bytes = COMPLETE_KEEP_BYTES;
-    if (serve->budget_bytes / LATE_PART > COMPLETE_KEEP_BYTES)
+    serve->received_keep_bytes = serve->late_keep_bytes = RECEIVED_KEEP_BYTES;
+    if (serve->budget_bytes / LATE_PART > RECEIVED_KEEP_BYTES)
         serve->late_keep_bytes = serve->budget_bytes / LATE_PART;
     pd_list_init(&serve->turns);
     for (uint32_t i = 0; i < serve->feed_count; i++) {
@@ -393,12 +393,16 @@ static void join(struct pd_serve *serve, struct pd_entry *entry, struct pd_waite
         pd_entry_queue(serve, entry);
 }
 
-/* A batch that every rank of its step has received is read once more: ranks have peers that lag
- * behind, or a run went back. */
-static void note_late(struct pd_serve *serve, const struct pd_serve_job *job, uint64_t step)
+/* A batch that has been received is read once more: ranks have peers that lag behind, or a run went
+ * back. */
+static void note_late(struct pd_serve *serve, const struct pd_serve_job *job,
+                      const struct pd_batch_key *key)
 {
-    if (step < job->delivered.next_complete && pd_delivered_complete(&job->delivered, step))
-        serve->complete_keep_bytes = serve->late_keep_bytes;
+    const struct pd_job_spec *spec = &job->info.spec;
+    uint32_t count = spec->dp_size * spec->accum;
+    if (pd_delivered_some(&job->delivered, key->step, key->micro * spec->dp_size + key->dp_rank,
+                          count, count))
+        serve->received_keep_bytes = serve->late_keep_bytes;
 }
 
 static int get_locked(struct pd_serve *serve, struct pd_waiter *waiter,
@@ -409,7 +413,7 @@ static int get_locked(struct pd_serve *serve, struct pd_waiter *waiter,
     int rc = admit_key(serve, &waiter->key, &job, last_step, error);
     if (rc != 0)
         return rc;
-    note_late(serve, job, waiter->key.step);
+    note_late(serve, job, &waiter->key);
     struct pd_entry *entry = pd_entry_find(job, &waiter->key);
     if (!entry)
         entry = pd_entry_add(job, &waiter->key);

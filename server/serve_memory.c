@@ -13,10 +13,10 @@
  * no other batch fills it. So a rank that holds high steps cannot keep the lowest from being built.
  * Slots that together pass the budget are not honoured against each other.
  *
- * Batches of steps that every rank has received stay for late peers, until a build comes while the
- * ready batches together take more than complete_keep_bytes: a small set of memory that is used
- * again and again is in the cache, and costs no page faults. The set grows once such a batch is
- * asked for.
+ * Batches that have been received stay for late peers (ranks of a tensor-parallel group read the
+ * same ones) until a build comes while the ready batches together take more than
+ * received_keep_bytes, those of complete steps first: a small set of memory that is used again and
+ * again is in the cache, and costs no page faults. The set grows once such a batch is asked for.
  *
  * What is evicted where a build does not fit, in this order, always without readers and not kept
  * for a woken waiter:
@@ -176,11 +176,12 @@ static void evict(struct pd_serve *serve, struct pd_entry *entry, struct pd_afte
     pd_entry_drop(serve, entry, after);
 }
 
-static void evict_complete(struct pd_serve *serve, uint64_t now_ns, struct pd_after *after)
+static void evict_received(struct pd_serve *serve, uint64_t now_ns, struct pd_after *after)
 {
     struct pd_entry *entry;
-    while (serve->gauges.ready_bytes > serve->complete_keep_bytes &&
-           (entry = victim(serve, RANK_COMPLETE, now_ns)))
+    while (serve->gauges.ready_bytes > serve->received_keep_bytes &&
+           ((entry = victim(serve, RANK_COMPLETE, now_ns)) ||
+            (entry = victim(serve, RANK_DELIVERED, now_ns))))
         evict(serve, entry, after);
 }
 
@@ -259,7 +260,7 @@ bool pd_memory_admit(struct pd_serve *serve, struct pd_entry *entry, struct pd_a
 {
     bool asked = !pd_list_empty(&entry->waiters);
     uint64_t now_ns = pd_clock_mono_ns();
-    evict_complete(serve, now_ns, after);
+    evict_received(serve, now_ns, after);
     for (int rank = RANK_COMPLETE; rank < RANK_COUNT;) {
         if (fits(serve, entry))
             return reserve(serve, entry, false);

@@ -158,7 +158,7 @@ struct pd_serve {
     uint32_t feed_count;
     struct pd_link turns; /* all jobs; the one whose turn it is first */
     uint64_t budget_bytes;
-    uint64_t complete_keep_bytes; /* ready batches above it: those all ranks have received go */
+    uint64_t received_keep_bytes; /* ready batches above it: those that were received go */
     uint64_t late_keep_bytes;     /* what it becomes with the first late reader */
     uint64_t used_bytes;          /* batches alive and reservations */
     uint64_t used_peak_bytes;
