@@ -128,21 +128,23 @@ static Packd__V1__FetchResponse *unpack(struct scan *scan, int first_byte)
 
 /* ---- what messages mean ---------------------------------------------------------------------- */
 
-static bool is_skipped(const struct packd_job *job, uint64_t step)
+/* The step behind the skipped ones that `step` is in; `step` itself where it is in none. */
+static uint64_t behind_skipped(const struct packd_job *job, uint64_t step, uint64_t until)
 {
     for (uint32_t i = 0; i < job->skipped_count; i++)
         if (step >= job->skipped[i].first && step <= job->skipped[i].last)
-            return true;
-    return job->skipped_count == PD_SKIPPED_MAX; /* the list may go on */
+            return job->skipped[i].last < until ? job->skipped[i].last + 1 : until;
+    return job->skipped_count == PD_SKIPPED_MAX ? until : step; /* the list may go on */
 }
 
 /* Moves the cursor over steps that have been skipped, up to `step`; false where one has not. */
 static bool pass_skipped(struct packd_job *job, uint64_t step)
 {
     while (job->cursor.step < step) {
-        if (!is_skipped(job, job->cursor.step))
+        uint64_t next = behind_skipped(job, job->cursor.step, step);
+        if (next == job->cursor.step)
             return false;
-        job->cursor.step++;
+        job->cursor.step = next;
         job->cursor.micro = 0;
     }
     return true;
