@@ -128,7 +128,8 @@ static Packd__V1__FetchResponse *unpack(struct scan *scan, int first_byte)
 
 /* ---- what messages mean ---------------------------------------------------------------------- */
 
-/* The step behind the skipped ones that `step` is in; `step` itself where it is in none. */
+/* The step behind the skipped ones that `step` is in, at most `until`; `step` itself where it is in
+ * none. */
 static uint64_t behind_skipped(const struct packd_job *job, uint64_t step, uint64_t until)
 {
     for (uint32_t i = 0; i < job->skipped_count; i++)
