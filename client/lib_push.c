@@ -19,6 +19,7 @@
 #define METHOD "/packd.v1.Ingest/Push"
 #define PIECE_MAX_BYTES (960u * 1024)
 #define MESSAGE_MAX_BYTES (1u << 20) /* of the server's: all are small */
+#define SEQ_MAX INT64_MAX            /* the server's, too */
 
 /* How a call ended. */
 enum session { SESSION_RETRY, SESSION_FINAL, SESSION_CLOSED };
@@ -200,19 +201,24 @@ static int check_next_seq(struct packd_producer *p, const Packd__V1__Welcome *we
                           struct packd_error *error)
 {
     const char *server = pd_channel_server(p->channel);
+    if (welcome->next_seq > SEQ_MAX)
+        return pd_client_error(error, PACKD_ECORRUPT, "REPLY",
+                               "packd at %s wants seq %" PRIu64
+                               ", which no stream can reach: is it a packd?",
+                               server, welcome->next_seq);
     if (welcome->next_seq < p->stats.durable_seq)
         return pd_client_error(
             error, PACKD_ECORRUPT, "SAMPLES_LOST",
             "packd at %s wants seq %" PRIu64 " after it had acknowledged all below %" PRIu64
             ": it lost samples (durability `process` and a power cut?); push again from there",
             server, welcome->next_seq, p->stats.durable_seq);
-    if (welcome->next_seq > p->stats.next_seq)
+    if (p->welcomed_once && welcome->next_seq > p->stats.next_seq)
         return pd_client_error(error, PACKD_EFENCED, "SEQ_AHEAD",
                                "packd at %s has samples up to seq %" PRIu64
                                ", this producer has put only those below %" PRIu64
                                ": somebody else pushes to the stream",
                                server, welcome->next_seq, p->stats.next_seq);
-    if (welcome->stream_ended && welcome->next_seq < p->stats.next_seq)
+    if (p->welcomed_once && welcome->stream_ended && welcome->next_seq < p->stats.next_seq)
         return pd_client_error(error, PACKD_EINVAL, "STREAM_ENDED",
                                "packd at %s: the stream ended at seq %" PRIu64, server,
                                welcome->next_seq);
@@ -234,13 +240,13 @@ static void set_waiting(struct packd_producer *p, Packd__V1__LogState state, con
 static int on_welcome(struct packd_producer *p, const Packd__V1__Welcome *welcome,
                       struct packd_error *error)
 {
-    if (!p->welcomed_once) {
-        p->stats.next_seq = p->stats.first_seq = p->stats.durable_seq = welcome->next_seq;
-        snprintf(p->stats.log_id, sizeof p->stats.log_id, "%.39s", welcome->log_id);
-    }
     int rc = check_next_seq(p, welcome, error);
     if (rc != 0)
         return rc;
+    if (!p->welcomed_once) {
+        p->stats.next_seq = p->stats.first_seq = welcome->next_seq;
+        snprintf(p->stats.log_id, sizeof p->stats.log_id, "%.39s", welcome->log_id);
+    }
     take_limits(p, welcome);
     p->welcomed_once = p->call_welcomed = true;
     p->stats.connected = true;

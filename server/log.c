@@ -200,7 +200,7 @@ int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error 
     }
 }
 
-static void lmdb_assert_failed(MDB_env *env, const char *text)
+void pd_log_assert_failed(MDB_env *env, const char *text)
 {
     pd_log_die(mdb_env_get_userctx(env), "lmdb check", text);
 }
@@ -329,7 +329,7 @@ static int open_environment(struct pd_log *log, struct pd_error *error)
     if (rc)
         return open_error(log, rc, "create", error);
     mdb_env_set_userctx(log->env, log);
-    mdb_env_set_assert(log->env, lmdb_assert_failed);
+    mdb_env_set_assert(log->env, pd_log_assert_failed);
     rc = mdb_env_set_mapsize(log->env, (size_t)map);
     if (!rc)
         rc = mdb_env_set_maxdbs(log->env, PD_DB_COUNT);
@@ -339,6 +339,23 @@ static int open_environment(struct pd_log *log, struct pd_error *error)
     if (!rc)
         rc = mdb_env_open(log->env, log->path, flags, 0600);
     return rc ? open_error(log, rc, "open", error) : 0;
+}
+
+/* LOCK may be removed under a process that holds it; its data is locked as well. The lock goes with
+ * LMDB's descriptor. */
+static int lock_data(struct pd_log *log, struct pd_error *error)
+{
+    int fd, rc = mdb_env_get_fd(log->env, &fd);
+    if (rc)
+        return open_error(log, rc, "info", error);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    if (errno != EWOULDBLOCK)
+        return system_error(error, "cannot lock the data in", log->path, errno);
+    return pd_error_set(error, PD_EEXIST, "LOG_IN_USE",
+                        "the log in '%s' is in use by another process, although its LOCK was "
+                        "removed; stop it or choose another --data-dir",
+                        log->path);
 }
 
 /* LMDB would begin an empty log where its file is gone; only what was made beside it tells. */
@@ -357,8 +374,7 @@ static int check_present(const struct pd_log *log, struct pd_error *error)
                         log->path);
 }
 
-/* A page that the map promises and the file lacks would be a SIGBUS later. */
-static int check_file(struct pd_log *log, struct pd_error *error)
+int pd_log_check_file(struct pd_log *log, struct pd_error *error)
 {
     MDB_envinfo info;
     MDB_stat stat;
@@ -396,6 +412,30 @@ static int write_identity(struct pd_log *log, const uint8_t id[16], struct pd_er
     return rc;
 }
 
+/* A record where the next one is to go would end the process at the first append. */
+static int check_next_position(struct pd_log *log, struct pd_error *error)
+{
+    MDB_cursor *cursor;
+    MDB_val key, value;
+    int rc = mdb_cursor_open(log->txn, log->dbs[PD_DB_RECORDS], &cursor);
+    if (rc)
+        return pd_log_failed(log, rc, "cursor", error);
+    rc = mdb_cursor_get(cursor, &key, &value, MDB_LAST);
+    mdb_cursor_close(cursor);
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    if (rc)
+        return pd_log_failed(log, rc, "read", error);
+    uint64_t last = pd_log_key_u64(&key, 0);
+    if (last < log->next_position)
+        return 0;
+    return pd_error_set(error, PD_ECORRUPT, "LOG_DAMAGED",
+                        "the log in '%s' holds a record at position %llu and says that %llu is the "
+                        "next one's",
+                        log->path, (unsigned long long)last,
+                        (unsigned long long)log->next_position);
+}
+
 static int read_identity(struct pd_log *log, uint8_t id[16], struct pd_error *error)
 {
     struct pd_reader meta;
@@ -419,8 +459,10 @@ static int read_identity(struct pd_log *log, uint8_t id[16], struct pd_error *er
                             "the identity of the log in '%s' is malformed", log->path);
     memcpy(id, bytes, 16);
     rc = pd_log_get_sealed(log, log->txn, PD_DB_META, pd_log_key_text("next"), &meta, error);
+    if (rc != 0 && rc != PD_ENOTFOUND)
+        return rc;
     log->next_position = rc == 0 ? pd_reader_u64(&meta) : 1;
-    return rc == PD_ENOTFOUND ? 0 : rc;
+    return check_next_position(log, error);
 }
 
 static int open_tables(struct pd_log *log, struct pd_error *error)
@@ -500,7 +542,9 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!rc)
         rc = open_environment(log, error);
     if (!rc)
-        rc = check_file(log, error);
+        rc = pd_log_check_file(log, error);
+    if (!rc)
+        rc = lock_data(log, error);
     if (!rc) {
         pd_log_watch_faults();
         pd_log_check_readers(log);

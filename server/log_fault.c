@@ -1,6 +1,7 @@
 /* A page of the log's map that the file cannot give (cut off, unreadable disk) arrives as SIGBUS
- * or SIGSEGV in whoever touches it. This turns it into one line that names file and offset, and
- * an exit, in place of a silent death.
+ * or SIGSEGV in whoever touches it; so does what lies behind the map, where a damaged page gives a
+ * value a length that no page has, and what LMDB itself does with damaged pages. This turns each
+ * into a line that names the file, and an exit, in place of a silent death.
  *
  * Place: installed when a log is opened, for the whole process, where nobody else handles these
  * signals. Runs on the thread that faulted, with system calls alone. Faults anywhere else are
@@ -9,9 +10,14 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <string.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 4352
+/* LMDB's sizes have 32 bits: a damaged one reaches no further than this past its page, and a
+ * damaged offset, of 16 bits, less. */
+#define REACH_BYTES (UINT64_C(1) << 32)
 
 /* /proc/self/maps line by line, without the heap. */
 struct lines {
@@ -55,22 +61,21 @@ static const char *read_hex(const char *at, uint64_t *value)
     }
 }
 
-/* "from-to perms offset dev inode path": the path and the place in it, where the line's range
- * holds the address. */
-static const char *match(const char *line, uint64_t address, uint64_t *place)
-{
+struct range {
     uint64_t from, to, offset;
-    const char *at = read_hex(line, &from);
-    at = *at ? read_hex(at + 1, &to) : at;
-    const char *path = strchr(at, '/');
-    if (*at != ' ' || address < from || address >= to || !path)
-        return NULL;
-    at = strchr(at + 1, ' ');
-    if (!at)
-        return NULL;
-    read_hex(at + 1, &offset);
-    *place = address - from + offset;
-    return path;
+    const char *path; /* NULL: none */
+};
+
+/* "from-to perms offset dev inode path" */
+static struct range read_range(const char *line)
+{
+    struct range range = {.path = strchr(line, '/')};
+    const char *at = read_hex(line, &range.from);
+    at = *at ? read_hex(at + 1, &range.to) : at;
+    at = *at ? strchr(at + 1, ' ') : NULL; /* behind perms */
+    if (at)
+        (void)read_hex(at + 1, &range.offset);
+    return range;
 }
 
 static void put_text(char *out, size_t *size, const char *text)
@@ -90,36 +95,77 @@ static void put_number(char *out, size_t *size, uint64_t value)
     put_text(out, size, digits + at);
 }
 
-static _Noreturn void report(const char *path, uint64_t place)
+/* `place`: NULL where the address tells none. */
+static _Noreturn void report(const char *path, const uint64_t *place)
 {
     static char line[LINE_MAX_BYTES];
     size_t size = 0;
     put_text(line, &size, "ERROR log_fault path=\"");
     put_text(line, &size, path);
-    put_text(line, &size, "\" offset=");
-    put_number(line, &size, place);
+    put_text(line, &size, "\"");
+    if (place) {
+        put_text(line, &size, " offset=");
+        put_number(line, &size, *place);
+    }
     put_text(
         line, &size,
-        " text=\"a page of the log cannot be read: the file was cut off or the disk failed\"\n");
+        " text=\"a page of the log cannot be read: the file was cut off or damaged, or the disk "
+        "failed\"\n");
     if (write(STDERR_FILENO, line, size) < 0)
         _exit(PD_LOG_EXIT_FAILED + 1);
     _exit(PD_LOG_EXIT_FAILED);
 }
 
-static void fault(int signal_number, siginfo_t *info, void *context)
+/* Where the thread was; 0 on machines that this does not know. */
+static uint64_t program_counter(const void *context)
+{
+    const ucontext_t *at = context;
+#if defined(__x86_64__)
+    return (uint64_t)at->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    return at->uc_mcontext.pc;
+#else
+    (void)at;
+    return 0;
+#endif
+}
+
+/* Whether the address is in a log's map or, where nothing else is mapped, in the reach of one, or
+ * the fault is in LMDB's own code, which believes its pages. */
+static bool is_of_log(uint64_t address, uint64_t pc, char log[LINE_MAX_BYTES], uint64_t *place,
+                      bool *reached)
 {
     static struct lines lines;
     static char line[LINE_MAX_BYTES];
-    (void)context;
+    bool elsewhere = false, in_lmdb = false;
     lines.fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     while (lines.fd >= 0 && next_line(&lines, line)) {
-        uint64_t place;
-        const char *path = match(line, (uint64_t)(uintptr_t)info->si_addr, &place);
-        if (path && strstr(path, "/data.mdb"))
-            report(path, place);
+        struct range range = read_range(line);
+        bool inside = address >= range.from && address < range.to;
+        bool of_log = range.path && strstr(range.path, "/data.mdb");
+        if (of_log && (*log == 0 || inside)) {
+            memcpy(log, line, LINE_MAX_BYTES);
+            *place = address - range.from + range.offset;
+            *reached = address >= range.from && address < range.to + REACH_BYTES;
+        }
+        elsewhere |= inside && !of_log;
+        bool code = pc >= range.from && pc < range.to;
+        in_lmdb |= code && range.path && strstr(range.path, "/liblmdb");
     }
     if (lines.fd >= 0)
         close(lines.fd);
+    *reached = *reached && !elsewhere;
+    return *log && (*reached || in_lmdb);
+}
+
+static void fault(int signal_number, siginfo_t *info, void *context)
+{
+    static char log[LINE_MAX_BYTES];
+    uint64_t place = 0;
+    bool reached = false;
+    if (is_of_log((uint64_t)(uintptr_t)info->si_addr, program_counter(context), log, &place,
+                  &reached))
+        report(strchr(log, '/'), reached ? &place : NULL);
     signal(signal_number, SIG_DFL); /* on return the access faults again */
 }
 

@@ -96,18 +96,12 @@ static int open_tables(struct pd_log *log)
 static int open_environment(struct pd_log *log, const char *path)
 {
     int rc = mdb_env_create(&log->env);
-    if (!rc)
-        rc = mdb_env_set_maxdbs(log->env, PD_DB_COUNT);
-    if (!rc)
-        rc = mdb_env_open(log->env, path, MDB_RDONLY | MDB_NOTLS, 0600);
-    if (!rc)
-        rc = open_tables(log);
-    MDB_stat stat;
-    if (!rc)
-        rc = mdb_env_stat(log->env, &stat);
-    if (!rc)
-        log->page_bytes = stat.ms_psize;
-    return rc;
+    if (rc)
+        return rc;
+    mdb_env_set_userctx(log->env, log);
+    mdb_env_set_assert(log->env, pd_log_assert_failed);
+    rc = mdb_env_set_maxdbs(log->env, PD_DB_COUNT);
+    return rc ? rc : mdb_env_open(log->env, path, MDB_RDONLY | MDB_NOTLS, 0600);
 }
 
 int pd_log_inspect_open(const char *path, struct pd_log **out, struct pd_error *error)
@@ -119,13 +113,17 @@ int pd_log_inspect_open(const char *path, struct pd_log **out, struct pd_error *
     }
     log->magic = PD_LOG_MAGIC;
     log->lock_fd = -1;
-    int rc = open_environment(log, path);
+    int lmdb = open_environment(log, path);
+    int rc = lmdb ? open_failed(path, lmdb, error) : pd_log_check_file(log, error);
+    if (!rc) {
+        pd_log_watch_faults();
+        lmdb = open_tables(log);
+        rc = lmdb ? open_failed(path, lmdb, error) : 0;
+    }
     if (rc) {
-        rc = open_failed(path, rc, error);
         pd_log_inspect_close(log);
         return rc;
     }
-    pd_log_watch_faults();
     *out = log;
     return 0;
 }

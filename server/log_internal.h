@@ -109,7 +109,13 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 
 /* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
-/* Faults inside a log's map end the process with file and offset (log_fault.c). */
+/* LMDB's own checks: ends the process as pd_log_die does. */
+void pd_log_assert_failed(MDB_env *env, const char *text);
+/* A page that the map promises and the file lacks would be a SIGBUS later. PD_ECORRUPT,
+ * LOG_TRUNCATED. Sets page_bytes. */
+int pd_log_check_file(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
+/* Faults inside a log's map, or behind it by a size that a damaged page gives, end the process with
+ * file and offset (log_fault.c). */
 void pd_log_watch_faults(void);
 uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
 uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);

@@ -73,6 +73,16 @@ static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)
     return pd_log_failed(log, rc, "commit", error);
 }
 
+/* Nothing written to a file that was removed, or renamed over, is there at the next start: no ack may
+ * say so. */
+static void check_named(const struct pd_log *log)
+{
+    struct stat file;
+    int fd;
+    if (mdb_env_get_fd(log->env, &fd) == 0 && fstat(fd, &file) == 0 && file.st_nlink == 0)
+        pd_log_die(log, "commit", "data.mdb was removed, or another file took its name");
+}
+
 int pd_log_commit(struct pd_log *log, struct pd_error *error)
 {
     PD_CHECK(log->txn);
@@ -89,6 +99,7 @@ int pd_log_commit(struct pd_log *log, struct pd_error *error)
     int rc = mdb_txn_commit(log->txn);
     if (rc)
         return commit_failed(log, rc, error);
+    check_named(log);
     log->txn = NULL;
     log->written_bytes = 0;
     log->committed_position = log->next_position;

@@ -17,6 +17,7 @@
 #include "base/log.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -27,6 +28,14 @@
 #define PACKS 24
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* The log's way to end a process, in place of the C library's: a finding whose input is to be
+ * kept. */
+_Noreturn void _exit(int status)
+{
+    fprintf(stderr, "the log ended the process with status %d\n", status);
+    abort();
+}
 
 static struct {
     uint8_t *bytes;

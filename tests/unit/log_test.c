@@ -247,29 +247,6 @@ static void read_cut_off(const char *dir)
             return;
 }
 
-/* The message and the status of a child that runs `run` on `dir`. */
-static int child_says(const char *dir, void (*run)(const char *dir), char text[1024])
-{
-    int fds[2], status = 0;
-    assert_int_equal(pipe(fds), 0);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        dup2(fds[1], STDERR_FILENO);
-        close(fds[0]);
-        run(dir);
-        _exit(0);
-    }
-    close(fds[1]);
-    size_t size = 0;
-    for (ssize_t got; size < 1023 && (got = read(fds[0], text + size, 1023 - size)) > 0;)
-        size += (size_t)got;
-    text[size] = 0;
-    close(fds[0]);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 /* LMDB's calls land here; the flag makes the disk fail. */
 static bool sync_fails;
 
@@ -301,7 +278,7 @@ static void test_failed_sync(void **unused)
     struct seq_case c = {0};
     char text[1024];
     seq_case_dir(&c, "sync");
-    assert_int_equal(child_says(c.dir, commit_unsynced, text), 74);
+    assert_int_equal(seq_child_says(c.dir, commit_unsynced, text), 74);
     assert_non_null(strstr(text, "log_failed"));
     assert_non_null(strstr(text, c.dir));
     assert_non_null(strstr(text, "commit"));
@@ -329,7 +306,7 @@ static void test_fault(void **unused)
     }
     commit(log);
     pd_log_close(log);
-    int status = child_says(c.dir, read_cut_off, text);
+    int status = seq_child_says(c.dir, read_cut_off, text);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     assert_int_not_equal(status, 0); /* the sanitizer reports it in its own way */
 #else

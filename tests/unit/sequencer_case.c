@@ -18,6 +18,7 @@
 #include <xxhash.h>
 
 #include <cmocka.h>
+#include <sys/wait.h>
 
 uint64_t seq_random(uint64_t *state)
 {
@@ -440,4 +441,26 @@ struct pd_feed_progress seq_progress(struct seq_case *c, uint32_t feed_index)
     struct pd_feed_progress progress = c->serve.progress[feed_index];
     pthread_mutex_unlock(&c->serve.mutex);
     return progress;
+}
+
+int seq_child_says(const char *dir, void (*run)(const char *dir), char text[1024])
+{
+    int fds[2], status = 0;
+    PD_CHECK(pipe(fds) == 0);
+    pid_t pid = fork();
+    PD_CHECK(pid >= 0);
+    if (pid == 0) {
+        dup2(fds[1], STDERR_FILENO);
+        close(fds[0]);
+        run(dir);
+        _exit(0);
+    }
+    close(fds[1]);
+    size_t size = 0;
+    for (ssize_t got; size < 1023 && (got = read(fds[0], text + size, 1023 - size)) > 0;)
+        size += (size_t)got;
+    text[size] = 0;
+    close(fds[0]);
+    PD_CHECK(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }

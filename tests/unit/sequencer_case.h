@@ -98,4 +98,8 @@ struct pd_request_status seq_status(struct seq_case *c);
 /* What serve was told last of a feed; safe while the sequencer runs. */
 struct pd_feed_progress seq_progress(struct seq_case *c, uint32_t feed_index);
 
+/* What a child that runs `run` on the directory writes to stderr, and its exit status; -1: a signal
+ * ended it. */
+int seq_child_says(const char *dir, void (*run)(const char *dir), char text[1024]);
+
 #endif

@@ -1,0 +1,257 @@
+/* What no digest covers: LMDB's own page headers, the number of the next record, the file's name
+ * and its locks. Each is refused by name, or ends the process with a line; no damage is a signal. */
+#include "tests/unit/sequencer_case.h"
+
+#include "base/check.h"
+#include "server/log_inspect.h"
+#include "server/log_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <lmdb.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PAGE 4096
+#define HEADER_BYTES 32 /* of a page, with the first offsets of its nodes */
+#define DAMAGES 100
+
+static int try_open(const char *dir, struct pd_log **log, struct pd_error *error)
+{
+    struct pd_log_options options = {
+        .path = dir, .max_bytes = 64u << 20, .durability = PD_DURABILITY_FSYNC};
+    return pd_log_open(&options, log, error);
+}
+
+/* Rows of many sizes, some of them with pages of their own, and a few records. */
+static void fill(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error;
+    assert_int_equal(try_open(dir, &log, &error), 0);
+    assert_int_equal(pd_log_begin(log, &error), 0);
+    for (uint32_t i = 0; i < 300; i++) {
+        struct pd_buf row = {0};
+        for (uint32_t k = 0; k < i * 37 % 9000; k++)
+            pd_buf_put_u8(&row, (uint8_t)(i + k));
+        assert_int_equal(pd_log_put_row(log, PD_TABLE_STREAMS, i, 0, &row, &error), 0);
+        assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 0, &row, &error), 0);
+        pd_buf_fini(&row);
+    }
+    assert_int_equal(pd_log_commit(log, &error), 0);
+    pd_log_close(log);
+}
+
+static void data_path(const char *dir, char path[600])
+{
+    snprintf(path, 600, "%s/data.mdb", dir);
+}
+
+/* ---- page headers ---- */
+
+static uint64_t draw(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Three bytes in the headers of pages, the first pages not among them. */
+static void damage_headers(const char *dir, uint64_t seed)
+{
+    char path[600];
+    struct stat file;
+    data_path(dir, path);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && fstat(fd, &file) == 0);
+    for (int i = 0; i < 3; i++) {
+        uint8_t byte = (uint8_t)draw(&seed);
+        off_t page = 2 + (off_t)(draw(&seed) % (uint64_t)(file.st_size / PAGE - 2));
+        off_t at = page * PAGE + (off_t)(draw(&seed) % HEADER_BYTES);
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    close(fd);
+}
+
+/* The test library's handlers are in place. */
+static void default_signals(void)
+{
+    const int fatal[] = {SIGBUS, SIGSEGV, SIGABRT, SIGFPE, SIGILL};
+    for (size_t i = 0; i < PD_COUNT_OF(fatal); i++)
+        signal(fatal[i], SIG_DFL);
+}
+
+static void verify(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error = {0};
+    struct pd_log_findings findings;
+    default_signals();
+    if (pd_log_inspect_open(dir, &log, &error) != 0)
+        return;
+    if (pd_log_inspect_verify(log, &findings, &error) != 0)
+        PD_CHECK(error.text[0]);
+    pd_log_inspect_close(log);
+}
+
+static void use(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error = {0};
+    struct pd_buf row = {0};
+    default_signals();
+    if (try_open(dir, &log, &error) != 0)
+        return;
+    pd_buf_put_u64(&row, 1);
+    for (uint32_t i = 0; i < 300; i += 7) {
+        int rc = pd_log_begin(log, &error);
+        rc = rc ? rc : pd_log_put_row(log, PD_TABLE_STREAMS, i, 0, &row, &error);
+        rc = rc ? rc : pd_log_append_record(log, PD_RECORD_FLUSH, 0, &row, &error);
+        if (rc != 0 || pd_log_commit(log, &error) != 0)
+            break;
+    }
+    _exit(0); /* what the damage has done to LMDB's own memory is nobody's any more */
+}
+
+static void test_page_headers(void **unused)
+{
+    (void)unused;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* its handler of SIGSEGV comes first */
+#endif
+    struct seq_case c = {0};
+    char text[1024], path[600];
+    int refused = 0;
+    seq_case_dir(&c, "headers");
+    fill(c.dir);
+    data_path(c.dir, path);
+    struct stat file;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0 && fstat(fd, &file) == 0);
+    uint8_t *whole = malloc((size_t)file.st_size);
+    assert_non_null(whole);
+    assert_int_equal(read(fd, whole, (size_t)file.st_size), file.st_size);
+    close(fd);
+    for (uint64_t seed = 1; seed <= DAMAGES; seed++) {
+        for (int reader = 0; reader < 2; reader++) {
+            fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+            assert_true(fd >= 0);
+            assert_int_equal(write(fd, whole, (size_t)file.st_size), file.st_size);
+            close(fd);
+            damage_headers(c.dir, seed * 0x9e3779b97f4a7c15);
+            int status = seq_child_says(c.dir, reader ? verify : use, text);
+            if (status != 0 && status != 74)
+                fail_msg("seed %d, %s: status %d: %s", (int)seed, reader ? "verify" : "use", status,
+                         text);
+            refused += status == 74;
+            if (status == 74)
+                assert_non_null(strstr(text, c.dir)); /* the line names the file */
+        }
+    }
+    assert_true(refused > 0);
+    free(whole);
+}
+
+/* ---- the number of the next record ---- */
+
+static void test_next_position(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    seq_case_dir(&c, "next");
+    fill(c.dir);
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    uint64_t low = pd_log_next_position(log) - 3;
+    assert_int_equal(pd_log_begin(log, &error), 0);
+    int rc = pd_log_put_sealed(log, PD_DB_META, pd_log_key_text("next"), &low, sizeof low, 0, &error);
+    assert_int_equal(rc, 0);
+    assert_int_equal(mdb_txn_commit(log->txn), 0); /* without the log's own number */
+    log->txn = NULL;
+    pd_log_close(log);
+    assert_int_equal(try_open(c.dir, &log, &error), PD_ECORRUPT);
+    assert_string_equal(error.reason, "LOG_DAMAGED");
+    assert_non_null(strstr(error.text, "next"));
+}
+
+/* ---- the file's name and its locks ---- */
+
+static void commit_removed(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error = {0};
+    char path[600];
+    PD_CHECK(try_open(dir, &log, &error) == 0);
+    data_path(dir, path);
+    PD_CHECK(unlink(path) == 0);
+    PD_CHECK(pd_log_begin(log, &error) == 0);
+    PD_CHECK(pd_log_append_record(log, PD_RECORD_FLUSH, 0, NULL, &error) == 0);
+    (void)!pd_log_commit(log, &error);
+    _exit(1);
+}
+
+static void test_removed(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    char text[1024];
+    seq_case_dir(&c, "removed");
+    fill(c.dir);
+    assert_int_equal(seq_child_says(c.dir, commit_removed, text), 74);
+    assert_non_null(strstr(text, "was removed"));
+}
+
+static void test_lock_removed(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log, *second;
+    char path[600];
+    seq_case_dir(&c, "lock");
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    snprintf(path, sizeof path, "%s/LOCK", c.dir);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_open(c.dir, &second, &error), PD_EEXIST);
+    assert_string_equal(error.reason, "LOG_IN_USE");
+    pd_log_close(log);
+    assert_int_equal(try_open(c.dir, &second, &error), 0);
+    pd_log_close(second);
+}
+
+/* What packd refuses to start on, a look at it refuses, too. */
+static void test_cut_off(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    struct stat file;
+    char path[600];
+    seq_case_dir(&c, "cut");
+    fill(c.dir);
+    data_path(c.dir, path);
+    assert_int_equal(stat(path, &file), 0);
+    assert_int_equal(truncate(path, file.st_size - PAGE), 0);
+    assert_int_equal(pd_log_inspect_open(c.dir, &log, &error), PD_ECORRUPT);
+    assert_string_equal(error.reason, "LOG_TRUNCATED");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_page_headers), cmocka_unit_test(test_next_position),
+        cmocka_unit_test(test_removed),      cmocka_unit_test(test_lock_removed),
+        cmocka_unit_test(test_cut_off),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
