@@ -39,6 +39,14 @@ static inline uint8_t *pd_varint_write(uint8_t *at, uint64_t value)
     *at++ = (uint8_t)value;
     return at;
 }
+/* How many bytes it takes. */
+static inline size_t pd_varint_bytes(uint64_t value)
+{
+    size_t count = 1;
+    for (; value >= 0x80; value >>= 7)
+        count++;
+    return count;
+}
 /* varint length, then the bytes. */
 void pd_buf_put_string(struct pd_buf *buf, const char *data, size_t size);
 
