@@ -123,7 +123,7 @@ static void push_block(struct seq_case *c, struct seq_stream *stream, uint64_t *
     uint32_t lengths[BLOCK_SAMPLES];
     const char *why;
     for (uint32_t i = 0; i < BLOCK_SAMPLES; i++)
-        lengths[i] = 1 + seq_below(random, 700);
+        lengths[i] = 1 + test_below(random, 700);
     struct seq_block_spec spec = {.first_seq = *seq, .count = BLOCK_SAMPLES, .lengths = lengths};
     assert_int_equal(pd_sequencer_accepts(c->seq, 0, 0, &why), PD_SEQ_ACCEPTS);
     assert_int_equal(seq_push(c, stream, &spec, &answer), 0);
