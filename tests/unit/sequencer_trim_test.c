@@ -39,14 +39,21 @@ static void trainer_open(struct seq_case *c, struct trainer *trainer, const char
     trainer->next = trainer->open.first_step;
 }
 
-/* A new log with stream "a" and job "train". */
-static struct seq_stream begin(struct seq_case *c, const char *name, struct trainer *trainer)
+/* A new log, as configured, with stream "a". */
+static struct seq_stream begin_configured(struct seq_case *c, const char *name)
 {
     struct seq_stream a = seq_stream_of("feed0", "a");
-    trim_config(c);
     seq_case_dir(c, name);
     seq_start(c);
     assert_int_equal(seq_open(c, &a), 0);
+    return a;
+}
+
+/* A new log with stream "a" and job "train". */
+static struct seq_stream begin(struct seq_case *c, const char *name, struct trainer *trainer)
+{
+    trim_config(c);
+    struct seq_stream a = begin_configured(c, name);
     trainer_open(c, trainer, "train", PD_JOB_TRAINER);
     return a;
 }
@@ -398,10 +405,7 @@ static void test_holders(void **unused)
     jobs[1] = (struct pd_job_config){.name = "late", .retain_commits = 1};
     feed->jobs = jobs;
     feed->job_count = 2;
-    seq_case_dir(&c, "holders");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "holders");
     push_some(&c, &a, &seq, &random);
     trainer_open(&c, &early, "early", PD_JOB_TRAINER);
     trainer_open(&c, &reader, "look", PD_JOB_READER);
@@ -450,10 +454,7 @@ static void test_nobody(void **unused)
     struct trainer trainer, other, reader;
     uint64_t random = SEED, seq = 0;
     trim_config(&c);
-    seq_case_dir(&c, "nobody");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "nobody");
     push_some(&c, &a, &seq, &random);
     trainer_open(&c, &reader, "look", PD_JOB_READER);
     assert_int_equal(seq_deliver(&c, 0, reader.open.job_id, 100), 0);
@@ -487,10 +488,7 @@ static void test_shuffled(void **unused)
     rules->over_length = PD_OVER_SPLIT;
     rules->seq_len = c.config.feeds[0].layout.seq_len = SEQ_LEN / 2;
     rules->seed = 9;
-    seq_case_dir(&c, "shuffled");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "shuffled");
     trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
     for (int i = 0; i < 400; i++) {
         push_block(&c, &a, &seq, &random);
@@ -571,10 +569,7 @@ static void test_regroup(void **unused)
     struct seq_case c;
     uint64_t random = SEED, seq = 0;
     trim_config(&c);
-    seq_case_dir(&c, "regroup");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "regroup");
     push_some(&c, &a, &seq, &random);
     (void)reopen(&c, 8, "w1", false, 0);
     commit_at(&c, "train", 9);
@@ -630,10 +625,7 @@ static void test_regroup_balanced(void **unused)
     trim_config(&c);
     c.config.feeds[0].balance = PD_BALANCE_COST;
     c.config.feeds[0].balance_bytes = 1u << 30;
-    seq_case_dir(&c, "regroup");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "regroup");
     push_some(&c, &a, &seq, &random);
     (void)reopen(&c, 8, "w1", false, 0);
     commit_at(&c, "train", 5); /* inside steps 4 .. 7 */
