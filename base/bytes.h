@@ -70,6 +70,14 @@ static inline uint64_t pd_reader_varint(struct pd_reader *reader)
         return *reader->at++;
     return pd_reader_varint_long(reader);
 }
+/* The same, failed where it takes more than 32 bits. */
+static inline uint32_t pd_reader_varint32(struct pd_reader *reader)
+{
+    uint64_t value = pd_reader_varint(reader);
+    if (value > UINT32_MAX)
+        reader->failed = true;
+    return (uint32_t)value;
+}
 /* The next `size` bytes in place, or NULL (and failed). */
 const uint8_t *pd_reader_bytes(struct pd_reader *reader, size_t size);
 /* A varint-counted string in place; *size is its length. NULL (and failed) when it does not fit. */

@@ -177,6 +177,19 @@ static void test_steady(void **unused)
     seq_finish(&c);
 }
 
+/* Pushes until the door closes or a commit is due; whether it is. */
+static bool push_until(struct seq_case *c, struct seq_stream *a, struct trainer *trainer,
+                       uint64_t commit_step, uint64_t *seq, uint64_t *random)
+{
+    const char *why;
+    while (trainer->next <= commit_step &&
+           pd_sequencer_accepts(c->seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(c, a, seq, random);
+        train(c, trainer, false);
+    }
+    return trainer->next > commit_step;
+}
+
 static void commit_at_end(struct seq_case *c, struct trainer *trainer)
 {
     uint64_t last = trainer->next - 1;
@@ -238,28 +251,12 @@ static void test_retained_too_much(void **unused)
     uint64_t random = SEED, seq = 0;
     struct seq_stream a = begin(&c, "retained", &trainer);
     for (int round = 0; round < 5; round++) {
-        while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-            push_block(&c, &a, &seq, &random);
-            train(&c, &trainer, false);
-        }
+        assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
         commit_at_end(&c, &trainer);
         assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
         check_held(&c);
     }
     seq_finish(&c);
-}
-
-/* Pushes until the door closes or a commit is due; whether it is. */
-static bool push_until(struct seq_case *c, struct seq_stream *a, struct trainer *trainer,
-                       uint64_t commit_step, uint64_t *seq, uint64_t *random)
-{
-    const char *why;
-    while (trainer->next <= commit_step &&
-           pd_sequencer_accepts(c->seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(c, a, seq, random);
-        train(c, trainer, false);
-    }
-    return trainer->next > commit_step;
 }
 
 /* A trainer that commits by its own clock, whatever it is told, and three commits of which the log
@@ -352,10 +349,7 @@ static void test_gone_back(void **unused)
     assert_true(c.serve.jobs[0].lowest_step <= FIRST + 1);
     assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
     train(&c, &trainer, false);
-    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(&c, &a, &seq, &random);
-        train(&c, &trainer, false);
-    }
+    assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
     settle(&c);
     assert_true(c.serve.jobs[0].lowest_step > FIRST + 1);
     assert_true(c.serve.jobs[0].lowest_step <= SECOND + 1);
@@ -373,10 +367,7 @@ static void test_stall_restart(void **unused)
     const char *why;
     uint64_t random = SEED, seq = 0;
     struct seq_stream a = begin(&c, "stallrestart", &trainer);
-    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(&c, &a, &seq, &random);
-        train(&c, &trainer, false);
-    }
+    assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
     seq_case_stop(&c);
     seq_start(&c);
     struct pd_request_open_job open = seq_job_request("feed0", "train", 4, 2, 1, "w");
