@@ -1,5 +1,5 @@
-/* Feeds of the configuration and of the log: EndFeed, Flush, DeleteStream, DeleteFeed, feeds that
- * end alone. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* Feeds of the configuration and of the log: EndFeed, Flush, DeleteStream, DeleteFeed, feeds
+ * that end alone. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_FEEDS_H
 #define PD_SERVER_SEQUENCER_FEEDS_H
 

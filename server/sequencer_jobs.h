@@ -1,4 +1,5 @@
-/* Jobs: OpenJob, Commit, Delivered, DeleteJob, SkipSteps; those that fall silent; another P. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* Jobs: OpenJob, Commit, Delivered, DeleteJob, SkipSteps; those that fall silent; another P.
+ * Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_JOBS_H
 #define PD_SERVER_SEQUENCER_JOBS_H
 

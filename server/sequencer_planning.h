@@ -1,4 +1,5 @@
-/* Planning: heads for the planner, horizon, plans, snapshots, stops. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* Planning: heads for the planner, horizon, plans, snapshots, stops. Private to
+ * server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_PLANNING_H
 #define PD_SERVER_SEQUENCER_PLANNING_H
 

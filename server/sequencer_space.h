@@ -1,4 +1,5 @@
-/* Bytes in the log: who may add to them, what jobs hold of them, and deleting the rest. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* Bytes in the log: who may add to them, what jobs hold of them, and deleting the rest. Private
+ * to server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_SPACE_H
 #define PD_SERVER_SEQUENCER_SPACE_H
 

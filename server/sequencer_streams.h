@@ -1,4 +1,5 @@
-/* Streams and sources: OpenStream, Append, EndStream, CloseStream. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* Streams and sources: OpenStream, Append, EndStream, CloseStream. Private to
+ * server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_STREAMS_H
 #define PD_SERVER_SEQUENCER_STREAMS_H
 

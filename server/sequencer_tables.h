@@ -1,5 +1,5 @@
-/* What the log keeps of the sequencer's state as rows: streams, jobs, feeds, numbers of views and
- * tensors. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
+/* What the log keeps of the sequencer's state as rows: streams, jobs, feeds, numbers of views
+ * and tensors. Private to server/sequencer*.c, on its thread; see sequencer_state.h. */
 #ifndef PD_SERVER_SEQUENCER_TABLES_H
 #define PD_SERVER_SEQUENCER_TABLES_H
 
