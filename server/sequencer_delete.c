@@ -9,7 +9,6 @@
  * explained: its row stays. */
 #include "server/sequencer_feeds.h"
 
-#include "base/check.h"
 #include "base/log.h"
 #include "server/sequencer_planning.h"
 #include "server/sequencer_settings.h"

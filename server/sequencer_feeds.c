@@ -6,7 +6,6 @@
 #include "server/sequencer_feeds.h"
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/log.h"
 #include "server/sequencer_jobs.h"
 #include "server/sequencer_planning.h"

@@ -5,8 +5,6 @@ import json
 import mmap
 import os
 import random
-import re
-import resource
 import shutil
 import signal
 import struct

@@ -1,7 +1,6 @@
 /* Ranges of steps against a plain array of flags; limits; the encoding and its damage. */
 #include "server/step_ranges.h"
 
-#include "base/check.h"
 #include "tests/unit/random.h"
 
 #include <setjmp.h>
