@@ -1,5 +1,5 @@
 /* What no digest covers: LMDB's own page headers, the number of the next record, the file's name
- * and its locks. Each is refused by name, or ends the process with a line; no damage is a signal. */
+ * and its locks. Each is refused by name, or ends the process with a line; none ends in a signal. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
@@ -21,7 +21,7 @@
 
 #define PAGE 4096
 #define HEADER_BYTES 32 /* of a page, with the first offsets of its nodes */
-#define DAMAGES 100
+#define DAMAGES 60
 
 static int try_open(const char *dir, struct pd_log **log, struct pd_error *error)
 {
@@ -173,7 +173,8 @@ static void test_next_position(void **unused)
     assert_int_equal(try_open(c.dir, &log, &error), 0);
     uint64_t low = pd_log_next_position(log) - 3;
     assert_int_equal(pd_log_begin(log, &error), 0);
-    int rc = pd_log_put_sealed(log, PD_DB_META, pd_log_key_text("next"), &low, sizeof low, 0, &error);
+    int rc = pd_log_put_sealed(log, PD_DB_META, pd_log_key_text("next"), &low, sizeof low, 0,
+                               &error);
     assert_int_equal(rc, 0);
     assert_int_equal(mdb_txn_commit(log->txn), 0); /* without the log's own number */
     log->txn = NULL;
