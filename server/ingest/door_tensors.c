@@ -458,7 +458,7 @@ void door_fill_span_counts(const struct making *making, uint32_t *counts)
 {
     for (uint32_t k = 0; k < making->tensor_count; k++) {
         const Packd__V1__TensorSpec *wire = making->wire->tensors[k];
-        if (making->tensors[k].unit != PD_UNIT_RUN)
+        if (making->tensors[k].unit != PD_UNIT_RUN || making->span_count == 0)
             continue;
         for (uint32_t s = 0; s < making->span_count; s++)
             counts[s] = wire->n_counts > 0 ? wire->counts[making->span_places[s]] : 0;
