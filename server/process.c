@@ -109,6 +109,14 @@ void pd_process_unblock_signals(void)
     PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
 }
 
+void pd_process_unblock_ends(void)
+{
+    sigset_t set;
+    own_signals(&set);
+    sigdelset(&set, SIGHUP);
+    PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
 int pd_process_log_setup(struct pd_error *error)
 {
     static const char *const levels[] = {"debug", "info", "warn", "error"};

@@ -14,6 +14,8 @@ void pd_process_setup(const char *build);
 void pd_process_block_signals(void);
 /* Lets the main thread take signals again, once all other threads exist. */
 void pd_process_unblock_signals(void);
+/* The same but for SIGHUP, for as long as the main thread waits for another one's work. */
+void pd_process_unblock_ends(void);
 /* Gives the kernel back what the allocator holds free, where that is much: what a flood of calls
  * took would stay with the process for good. Some milliseconds then; any thread. */
 void pd_process_give_back(void);

@@ -155,6 +155,36 @@ class StepsTest(unittest.TestCase):
             self.assertEqual(packd.status()["feeds"][0]["ingest"]["samples"], 100)
         notify.close()
 
+    def test_a_replay_ends_when_asked(self):
+        """TERM is heard while the log is read: alive, not ready, stopping; then it ends in order without ever having served, and the next start
+        has all. A second signal ends it at once."""
+        directory = harness.scratch()
+        fifo = os.path.join(directory, "hold")
+        with harness.Daemon(feeds=[FEED], directory=directory) as packd:
+            push = peer.Push(packd.address, stream="a")
+            push.welcome()
+            push.block([[1] * 100] * 100)
+            push.wait_durable(100)
+            push.close()
+            packd.kill()
+            packd.spawn_held(fifo)
+            packd.process.send_signal(signal.SIGTERM)
+            harness.wait_for("it stops", lambda: packd.http("/readyz")[1].startswith("stopping"))
+            self.assertEqual(packd.http("/livez")[0], 200)
+            with open(fifo, "w"):
+                self.assertEqual(packd.process.wait(harness.DEADLINE_S), 0, packd.log())
+            self.assertTrue(packd.log().rstrip().endswith('stopped text="as asked, while starting"'), packd.log())
+            self.assertEqual(packd.log().count(" ready version="), 1)
+            os.unlink(fifo)
+            packd.spawn_held(fifo)
+            for _ in range(2):
+                packd.process.send_signal(signal.SIGTERM)
+                harness.wait_for("it is heard", lambda: packd.process.poll() is not None or packd.http("/readyz", quiet=True)[1][:4] == "stop")
+            self.assertEqual(packd.process.wait(harness.DEADLINE_S), 1, packd.log())
+            packd.program, packd.environment = harness.PACKD, {}
+            packd.start()
+            self.assertEqual(packd.status()["feeds"][0]["ingest"]["samples"], 100)
+
     def test_second_signal_ends_at_once(self):
         packd = harness.Daemon(feeds=[FEED], extra={"drain": "10m"}).start()
         os.kill(packd.process.pid, signal.SIGSTOP)  # so that both signals are there when it looks
