@@ -356,16 +356,18 @@ static void check_run(struct making *making, uint32_t k, uint32_t index)
     const Packd__V1__TensorSpec *wire = making->wire->tensors[k];
     uint32_t count;
     const struct pd_span *spans = door_spans_of(making, index, &count);
-    const uint32_t *places = making->span_places + making->span_count - count;
+    uint32_t first = making->span_count - count;
 
-    for (uint32_t s = 0; wire->n_counts > 0 && s < count; s++)
-        if (wire->counts[places[s]] > 0 && !pd_tensor_has_view(&making->tensors[k], spans[s].view))
+    for (uint32_t s = 0; wire->n_counts > 0 && s < count; s++) {
+        uint32_t elements = wire->counts[making->span_places[first + s]];
+        if (elements > 0 && !pd_tensor_has_view(&making->tensors[k], spans[s].view))
             door_refuse(making, index,
                         (struct pd_door_reject){.reason = PD_DOOR_BAD_RAGGED,
                                                 .detail = PD_DOOR_RAGGED_VIEW,
                                                 .tensor = (uint8_t)k,
                                                 .at = s,
-                                                .found = wire->counts[places[s]]});
+                                                .found = elements});
+    }
 }
 
 static void check_elements(struct making *making, uint32_t k, uint32_t index, uint64_t elements)
