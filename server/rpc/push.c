@@ -14,6 +14,7 @@
 #include "server/rpc/push.h"
 
 #include "base/check.h"
+#include "server/ingest/strings.h"
 #include "server/metrics.h"
 
 #include <inttypes.h>
@@ -174,13 +175,15 @@ static Packd__V1__BlockHead *take_head(struct push *push, const struct pd_piece 
     }
     const uint8_t *flat = pd_wire_flat(pieces, count, range, scratch);
     Packd__V1__BlockHead *head = packd__v1__block_head__unpack(NULL, range.size_bytes, flat);
+    int rc = head ? pd_strings_check(head->base.descriptor, flat, range.size_bytes, &error)
+                  : pd_error_set(&error, PD_EINVAL, "MALFORMED", "%zu bytes are not a BlockHead",
+                                 range.size_bytes);
     free(scratch);
     if (!head) {
-        (void)pd_call_fail_with(&push->call, PD_EINVAL, "MALFORMED",
-                                "%zu bytes are not a BlockHead", range.size_bytes);
+        pd_call_fail(&push->call, &error);
         return NULL;
     }
-    if (pd_door_check(head, &push->rules, &error) != 0) {
+    if (rc != 0 || pd_door_check(head, &push->rules, &error) != 0) {
         pd_call_fail(&push->call, &error);
     } else if (head->first_seq > push->next_seq) {
         fail_gap(push, head->first_seq, "head.first_seq");
