@@ -762,6 +762,8 @@ int main(int argc, char **argv)
     struct daemon d = {.state = STARTING};
     struct pd_error error = {0};
     pd_process_block_signals(); /* one that comes before the loop runs ends the daemon in order */
+    if (pd_process_hold_descriptors(&error) != 0)
+        return 1; /* there may be nobody to tell */
     if (pd_options_parse(&d.options, argc, argv, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 2;

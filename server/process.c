@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "base/units.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -56,6 +58,19 @@ static void raise_descriptors(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         pd_log(PD_LOG_WARN, "descriptors",
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+}
+
+int pd_process_hold_descriptors(struct pd_error *error)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0)
+            continue;
+        if (open("/dev/null", O_RDWR) != fd) /* the lowest that is free */
+            return pd_error_set(error, PD_EIO, "DESCRIPTORS",
+                                "descriptor %d is closed and /dev/null cannot take its place: %s",
+                                fd, strerror(errno));
+    }
+    return 0;
 }
 
 void pd_process_give_back(void)

@@ -10,6 +10,9 @@
 /* Allocator settings, SIGPIPE, SIGXFSZ, SIGUSR1 and SIGUSR2 ignored, RLIMIT_NOFILE raised to its
  * hard limit, the main thread named, the panic hook set. `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
+/* Opens /dev/null where a standard descriptor is closed: a file or socket of packd's that got its
+ * number would be written to by whatever prints. The first thing that a process does. PD_EIO. */
+int pd_process_hold_descriptors(struct pd_error *error) PD_MUST_CHECK;
 /* Keeps SIGTERM, SIGINT, SIGQUIT and SIGHUP for later; threads made afterwards inherit that. */
 void pd_process_block_signals(void);
 /* Lets the main thread take signals again, once all other threads exist. */

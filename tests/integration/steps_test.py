@@ -88,6 +88,18 @@ class StepsTest(unittest.TestCase):
                 self.assertIn(words, lines[0])
         blocker.close()
 
+    def test_closed_standard_descriptors(self):
+        """As some supervisors start a daemon: what packd opens must not get their numbers."""
+        directory = harness.scratch()
+        ports = os.path.join(directory, "ports.json")
+        process = subprocess.Popen(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", harness.PACKD, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+                                    "--data-dir", os.path.join(directory, "data"), "--ports-file", ports])
+        harness.wait_for("it listens", lambda: os.path.exists(ports) or process.poll() is not None)
+        self.assertIsNone(process.poll())
+        self.assertEqual([os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in range(3)], ["/dev/null"] * 3)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(harness.DEADLINE_S), 0)
+
     def test_wrong_usage(self):
         for arguments in (["--listen"], ["--nonsense"], ["stray"], ["--check-config=yes"], ["-x"]):
             done = subprocess.run([harness.PACKD, *arguments], capture_output=True, text=True, timeout=60)
