@@ -16,6 +16,7 @@
  * slices. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/grpc_log.h"
 #include "server/rpc/tls.h"
 
 #include "base/check.h"
@@ -24,7 +25,6 @@
 #include <errno.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
-#include <grpc/support/log.h>
 #include <grpc/support/time.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -240,20 +240,9 @@ static void *run(void *arg)
 
 /* ---- start ---- */
 
-static atomic_bool listener_lost; /* gRPC tells it in a log line only */
-
 bool pd_rpc_is_deaf(void)
 {
-    return atomic_load(&listener_lost);
-}
-
-static void grpc_line(gpr_log_func_args *args)
-{
-    if (strstr(args->message, "Failed accept"))
-        atomic_store(&listener_lost, true);
-    if (args->severity == GPR_LOG_SEVERITY_ERROR)
-        pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line,
-               args->message);
+    return pd_grpc_log_lost_listener();
 }
 
 static uint32_t threads_wanted(const struct pd_config *config)
@@ -372,7 +361,7 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
 
     if (!rpc)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the gRPC server");
-    gpr_set_log_function(grpc_line);
+    pd_grpc_log_start();
     pd_methods_tell_metrics();
     grpc_init();
     int rc = pd_access_new(options->config, &rpc->access, error);

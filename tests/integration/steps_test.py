@@ -86,6 +86,9 @@ class StepsTest(unittest.TestCase):
                 lines = [line for line in done.stderr.splitlines() if line.startswith("packd: ")]
                 self.assertEqual(len(lines), 1, done.stderr)
                 self.assertIn(words, lines[0])
+                self.assertNotIn(" grpc file=", done.stderr, "gRPC's own words beside packd's")
+                if arguments[0] == "--listen" and taken in arguments:
+                    self.assertEqual(lines[0], f"packd: cannot listen on {taken}: Address already in use; choose another with --listen, or in `listen`")
         blocker.close()
 
     def test_closed_standard_descriptors(self):
