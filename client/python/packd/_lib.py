@@ -225,9 +225,9 @@ def whole(name: str, value: Any, least: int = 0, most: int = (1 << 64) - 1) -> i
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise errors.InvalidArgument(f"{name}={value!r}: expected an integer", reason="BAD_RANGE") from error
+        raise errors.InvalidArgument(f"{name} {value!r}: expected an integer", reason="BAD_RANGE") from error
     if not least <= number <= most:
-        raise errors.InvalidArgument(f"{name}={number}: expected {least} to {most}", reason="BAD_RANGE")
+        raise errors.InvalidArgument(f"{name} {number}: expected {least} to {most}", reason="BAD_RANGE")
     return number
 
 

@@ -88,6 +88,8 @@ def jsonl(path: str | os.PathLike, **fields: Any) -> Iterator[Sample]:
                 record = json.loads(line)
             except ValueError as error:
                 raise InvalidArgument(f"{where}: not JSON: {error}", reason="BAD_RECORD") from error
+            if not isinstance(record, dict):
+                raise InvalidArgument(f"{where}: {type(record).__name__}: expected an object", reason="BAD_RECORD")
             yield sample(record, where, **fields)
 
 

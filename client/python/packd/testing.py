@@ -132,8 +132,9 @@ def _sample(sample: Any, index: int) -> dict[str, Any]:
     made = {"labels": list(tokens), "loss_mask": [1] * len(tokens), "weight": 1.0, "stream": "test", "seq": index, "key": b"",
             "source": "default", "tensors": {}} | given | {"tokens": tokens}
     for name in ("labels", "loss_mask"):
-        if not isinstance(made[name], (Sequence, numpy.ndarray)) or len(made[name]) != len(tokens):
-            raise InvalidArgument(f"sample {index}: {name} {made[name]!r} for {len(tokens)} tokens: expected one for each")
+        count = len(made[name]) if isinstance(made[name], (Sequence, numpy.ndarray)) and numpy.ndim(made[name]) == 1 else "no sequence of"
+        if count != len(tokens):
+            raise InvalidArgument(f"sample {index}: {count} {name} for {len(tokens)} tokens: expected one for each")
     made["labels"] = [_whole(f"sample {index}: label", label, -(1 << 31), (1 << 31) - 1) for label in made["labels"]]
     if not isinstance(made["tensors"], Mapping):
         raise InvalidArgument(f"sample {index}: tensors are {type(made['tensors']).__name__}: expected a mapping of names to arrays")

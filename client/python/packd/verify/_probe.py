@@ -82,7 +82,7 @@ def probe(attn_fn: Callable[..., Any], batch: Batch, *, causal: bool = True, hea
     """
     batch = plain(batch)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise InvalidArgument(f"dtype={dtype!r}: expected one of {list(_DTYPES)}")
+        raise InvalidArgument(f"dtype {dtype!r}: expected one of {list(_DTYPES)}")
     if not all(isinstance(size, int) and 1 <= size <= _SIZE_MAX for size in (heads, head_dim)):
         raise InvalidArgument(f"heads={heads!r}, head_dim={head_dim!r}: expected integers of 1 to {_SIZE_MAX}")
     call = _Call(attn_fn, batch, causal, (heads, head_dim), dtype, device, framework)
