@@ -147,7 +147,8 @@ class Filler:
         if tensor.pad_mask is not None:
             to.pad_mask = self._text(f"tensor {name}: pad_mask", tensor.pad_mask)
         if tensor.views:
-            to.span_views, to.span_view_count = self.keep(self.ffi.new("const char *[]", [self._text(f"tensor {name}: view", view) for view in tensor.views])), len(tensor.views)
+            views = [self._text(f"tensor {name}: view", view) for view in tensor.views]
+            to.span_views, to.span_view_count = self.keep(self.ffi.new("const char *[]", views)), len(views)
         if tensor.run_counts is not None:
             counts = self.keep(numpy.ascontiguousarray(_ragged.as_int32("run_counts", tensor.run_counts, 0), "uint32"))
             to.run_counts = self.ffi.from_buffer("uint32_t[]", counts)
