@@ -5,7 +5,6 @@
  * copy them. */
 #include "server/rpc/call.h"
 
-#include "base/check.h"
 #include "server/ingest/strings.h"
 
 #include <stdlib.h>

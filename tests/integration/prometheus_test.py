@@ -8,7 +8,6 @@ import math
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
 import threading
@@ -18,7 +17,6 @@ import unittest
 import harness
 import peer
 import prometheus
-from peer import pb
 
 WINDOW_S = 20
 SLACK = 0.02
