@@ -11,6 +11,7 @@
 #include "server/sequencer_feeds.h"
 
 #include "base/log.h"
+#include "server/sequencer_jobs.h"
 #include "server/sequencer_planning.h"
 #include "server/sequencer_settings.h"
 #include "server/sequencer_space.h"

@@ -379,7 +379,7 @@ static void message(struct pd_call *call, grpc_byte_buffer *buffer)
 {
     struct push *push = push_of(call);
 
-    push->message_ns = pd_clock_mono_ns();
+    push->message_ns = pd_rpc_patience_ns(push->call.thread);
     if (push->stopping) {
         grpc_byte_buffer_destroy(buffer);
         return;
@@ -422,7 +422,6 @@ static void tick(struct pd_call *call)
     struct push *push = push_of(call);
     bool short_of = pd_credit_is_short(&push->credit, push_rest(push));
     uint64_t unsent = push->credit.granted_bytes - push->credit.used_bytes;
-    uint64_t quiet_ns = pd_clock_mono_ns() - push->message_ns;
 
     if (push->state != STREAMING)
         return;
@@ -433,7 +432,7 @@ static void tick(struct pd_call *call)
         return;
     }
     if (push->block && unsent >= push_block_rest(push->block) &&
-        quiet_ns > push_rpc(push)->options.config->stall_ns) {
+        pd_rpc_is_stalled(call->thread, push->message_ns)) {
         (void)pd_call_fail_with(
             call, PD_ELIMIT, "STALL",
             "an open block made no progress for limits.stall, although there was credit");
@@ -454,7 +453,7 @@ static void start(struct pd_call *call)
 
     pd_list_init(&push->appends);
     push->why_text = "";
-    push->message_ns = pd_clock_mono_ns();
+    push->message_ns = pd_rpc_patience_ns(push->call.thread);
     atomic_fetch_add(&call->thread->rpc->push_calls, 1);
 }
 

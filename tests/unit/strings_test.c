@@ -3,6 +3,7 @@
 #include "server/ingest/strings.h"
 
 #include "proto/packd.pb-c.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,10 +12,8 @@
 
 #include <cmocka.h>
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MESSAGE_MAX 4096
 
@@ -81,20 +80,16 @@ static void test_every_field(void **unused)
 static void test_any_bytes(void **unused)
 {
     (void)unused;
-    unsigned seed = (unsigned)time(NULL);
-    const char *given = getenv("PD_SEED");
-    if (given)
-        seed = (unsigned)strtoul(given, NULL, 10);
-    printf("seed %u\n", seed);
+    uint64_t seed = test_seed(0);
     uint8_t message[MESSAGE_MAX];
     size_t size = pack_head(message, "wrist", "reward", "reward_pad");
     for (int i = 0; i < 20000; i++) {
-        size_t part = (size_t)rand_r(&seed) % (size + 1);
+        size_t part = test_below(&seed, (uint32_t)size + 1);
         uint8_t *bytes = malloc(part + (part == 0));
         assert_non_null(bytes);
         memcpy(bytes, message, part);
-        for (int k = rand_r(&seed) % 4; k > 0 && part > 0; k--)
-            bytes[(size_t)rand_r(&seed) % part] = (uint8_t)rand_r(&seed);
+        for (uint32_t k = test_below(&seed, 4); k > 0 && part > 0; k--)
+            bytes[test_below(&seed, (uint32_t)part)] = (uint8_t)test_below(&seed, 256);
         struct pd_error error;
         int rc = pd_strings_check(&packd__v1__block_head__descriptor, bytes, part, &error);
         assert_true(rc == 0 || rc == PD_EINVAL);
