@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -537,6 +538,25 @@ static void test_records(void **unused)
     pd_log_close(log);
 }
 
+/* A start on a full disk leaves nothing that a later start would take for a log that is lost. */
+static void test_begun_in_vain(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct rlimit limit, old;
+    seq_case_dir(&c, "vain");
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = (struct rlimit){.rlim_cur = 4096, .rlim_max = old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int rc = try_open(c.dir, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_true(rc < 0);
+    assert_string_not_equal(error.reason, "LOG_MISSING");
+    pd_log_close(open_log(c.dir, PD_DURABILITY_PROCESS));
+}
+
 static int stop_at_tenth(void *ctx, const struct pd_record *record)
 {
     struct pd_log *log = ctx;
@@ -573,13 +593,13 @@ static void test_stopped_scan(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
-        cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
-        cmocka_unit_test(test_missing),     cmocka_unit_test(test_counts_damaged),
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_fault),
-        cmocka_unit_test(test_failed_sync), cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),
-        cmocka_unit_test(test_stopped_scan),
+        cmocka_unit_test(test_reopen),       cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places),   cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_missing),      cmocka_unit_test(test_counts_damaged),
+        cmocka_unit_test(test_truncated),    cmocka_unit_test(test_fault),
+        cmocka_unit_test(test_failed_sync),  cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),    cmocka_unit_test(test_records),
+        cmocka_unit_test(test_stopped_scan), cmocka_unit_test(test_begun_in_vain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
