@@ -1,5 +1,5 @@
-/* Runs a fuzz target without libFuzzer: the corpora named on the command line (NAME.hex, one input a
- * line), then a fixed number of generated inputs. Any other file named is one input, such as
+/* Runs a fuzz target without libFuzzer: the corpora named on the command line (NAME.hex, one input
+ * a line), then a fixed number of generated inputs. Any other file named is one input, such as
  * libFuzzer leaves, and is all that is run.
  *
  * Generated inputs are random bytes, short ones more often than long ones; the seed is printed and

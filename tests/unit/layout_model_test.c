@@ -14,8 +14,7 @@
 
 #define NO PD_LABEL_NONE
 
-/* ---- the model
- * ------------------------------------------------------------------------------------ */
+/* ---- the model ---- */
 
 /* What one position is. */
 struct place {
@@ -190,7 +189,8 @@ static void compare_table(const struct layout_case *c)
             assert_int_equal(bytes[at], 0);
         at += array->size_bytes;
         assert_int_equal(array->digest, digests[i]);
-        assert_int_equal(array->digest, XXH3_64bits(bytes + array->offset_bytes, array->size_bytes));
+        assert_int_equal(array->digest,
+                         XXH3_64bits(bytes + array->offset_bytes, array->size_bytes));
     }
     for (; at < c->batch.payload_bytes; at++)
         assert_int_equal(bytes[at], 0);
