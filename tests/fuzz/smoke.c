@@ -3,8 +3,8 @@
  * libFuzzer leaves, and is all that is run.
  *
  * Generated inputs are random bytes, short ones more often than long ones; the seed is printed and
- * PACKD_TEST_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive in each
- * test run. */
+ * PACKD_TEST_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive
+ * in each test run. */
 #include "tests/unit/random.h"
 
 #include <stdbool.h>
