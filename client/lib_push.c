@@ -19,7 +19,6 @@
 #define METHOD "/packd.v1.Ingest/Push"
 #define PIECE_MAX_BYTES (960u * 1024)
 #define MESSAGE_MAX_BYTES (1u << 20) /* of the server's: all are small */
-#define SEQ_MAX INT64_MAX            /* the server's, too */
 
 /* How a call ended. */
 enum session { SESSION_RETRY, SESSION_FINAL, SESSION_CLOSED };
@@ -201,10 +200,9 @@ static int check_next_seq(struct packd_producer *p, const Packd__V1__Welcome *we
                           struct packd_error *error)
 {
     const char *server = pd_channel_server(p->channel);
-    if (welcome->next_seq > SEQ_MAX)
-        return pd_client_error(error, PACKD_ECORRUPT, "REPLY",
-                               "packd at %s wants seq %" PRIu64
-                               ", which no stream can reach: is it a packd?",
+    if (welcome->next_seq > INT64_MAX) /* seqs would wrap around */
+        return pd_client_error(error, PACKD_EINTERNAL, "MALFORMED",
+                               "packd at %s wants seq %" PRIu64 ": no stream comes that far",
                                server, welcome->next_seq);
     if (welcome->next_seq < p->stats.durable_seq)
         return pd_client_error(

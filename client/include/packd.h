@@ -233,8 +233,8 @@ struct packd_producer;
 /* Connects and waits for the server's Welcome. The first sample put gets seq `first_seq` of the
  * stats: a caller who reads the same data again skips that many samples.
  * PACKD_EINVAL, _ENOMEM, _ETIMEDOUT (no server), _ENOTFOUND (feed), _EEXIST (other content_id),
- * _EMISMATCH (other source, feed, vocabulary, tokenizer or log), _ECORRUPT (an answer that no packd
- * gives), _EUNAVAIL never: it is waited out. */
+ * _EMISMATCH (other source, feed, vocabulary, tokenizer or log), _EUNAVAIL never: it is waited out.
+ */
 int packd_producer_open(const struct packd_producer_options *options, struct packd_producer **out,
                         struct packd_error *error);
 /* Takes one sample (copied). Waits only while the buffer is full.

@@ -1,5 +1,5 @@
 /* What no digest covers: LMDB's own page headers, the number of the next record, the file's name
- * and its locks. Each is refused by name, or ends the process with a line; none ends in a signal. */
+ * and its locks. Each is refused by name, or ends the process with a line, never with a signal. */
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
