@@ -33,8 +33,7 @@
 #define LISTENERS_MAX 256u /* a name such as localhost is more than one */
 /* Refused in one call: then the thread's calls have their turn. */
 #define REFUSED_AT_ONCE 1024
-#define FRAMES_MAX 65536u /* descriptors; twice limits.connections and some are in use */
-#define FOREIGN PD_DOORS  /* HTTP's */
+#define FOREIGN PD_DOORS /* HTTP's */
 
 static struct {
     struct pd_connections *connections;
@@ -104,7 +103,7 @@ int pd_accept_open(struct pd_connections *connections, struct pd_error *error)
         return pd_error_set(error, PD_EIO, "DESCRIPTORS", "no spare descriptor: %s",
                             strerror(errno));
     own.connections = connections;
-    return pd_frames_open(FRAMES_MAX, error);
+    return pd_frames_open(pd_connections_descriptors(connections), error);
 }
 
 int pd_accept_learn(enum pd_door door, struct pd_error *error)
@@ -186,6 +185,13 @@ void pd_accept_unstick(void)
 
 /* ---- accepting ---- */
 
+static const char *admit(const struct listener *listener, int fd, const struct sockaddr *peer)
+{
+    if ((uint32_t)fd >= pd_connections_descriptors(own.connections))
+        return "descriptors";
+    return pd_connections_admit(own.connections, (enum pd_door)listener->door, fd, peer);
+}
+
 /* What gRPC is told when accept failed. True: nothing, try the next one. */
 static bool failed(struct listener *listener)
 {
@@ -227,10 +233,7 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
         int fd = kernel_accept(listener_fd, (struct sockaddr *)&from, &size, flags);
         if (fd < 0 && failed(listener))
             continue;
-        const char *why = fd < 0
-                              ? NULL
-                              : pd_connections_admit(own.connections, (enum pd_door)listener->door,
-                                                     fd, (const struct sockaddr *)&from);
+        const char *why = fd < 0 ? NULL : admit(listener, fd, (const struct sockaddr *)&from);
         if (why) {
             refuse(listener, fd, (const struct sockaddr *)&from, why);
             last = why;

@@ -248,6 +248,42 @@ static void want_of_descriptors_is_no_error(void **state)
     (void)close(listener);
 }
 
+/* A connection's descriptor is below the bound, or it is refused: none goes unwatched. */
+static void a_descriptor_beyond_the_bound_is_refused(void **state)
+{
+    struct sockaddr_in address;
+    struct rlimit before, more;
+    static int held[8192];
+    int count = 0, accepted;
+    (void)state;
+    start(8, 8);
+    int listener = listen_on("127.0.0.1", &address);
+    learn(PD_DOOR_MAIN);
+    int bound = (int)pd_connections_descriptors(connections);
+    assert_true(bound < 8192 - 64);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    more = (struct rlimit){.rlim_cur = before.rlim_max, .rlim_max = before.rlim_max};
+    if (more.rlim_cur < 8192) {
+        print_message("SKIP: ulimit -Hn is below 8192\n");
+        skip();
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &more), 0);
+    int first = connect_from("127.0.0.1", &address);
+    do
+        held[count] = fcntl(0, F_DUPFD_CLOEXEC, 0);
+    while (held[count++] < bound - 1);
+    assert_refused(listener, first);
+    while (count > 0)
+        (void)close(held[--count]);
+    int second = connect_from("127.0.0.1", &address);
+    assert_taken(listener, &accepted);
+    end(accepted);
+    (void)close(first);
+    (void)close(second);
+    (void)close(listener);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 /* What has been counted under a reason. */
 static unsigned long refused_for(const char *reason)
 {
@@ -357,6 +393,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_host_has_its_share, set_up, tear_down),
         cmocka_unit_test_setup_teardown(doors_have_places_of_their_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(want_of_descriptors_is_no_error, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_descriptor_beyond_the_bound_is_refused, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(a_crowd_is_refused_for_its_reason, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unix_sockets_are_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(more_than_descriptors_carry_is_an_error, set_up, tear_down),
