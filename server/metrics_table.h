@@ -25,7 +25,8 @@
     X(PD_M_CONNECTIONS_REFUSED, "packd_connections_refused_total", "reason",                    \
       "Connections closed at once: limit (limits.connections, or the 32 of another address), "  \
       "peer "                                                                                   \
-      "(limits.peer_connections), descriptors (the process has none left); and ended later: "   \
+      "(limits.peer_connections), descriptors (the process has none left), memory (the kernel " \
+      "had none); and ended later: "                                                            \
       "header_block (HTTP/2 headers without an end), resets (more than 1,000 streams reset in " \
       "a second).")                                                                             \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                            \

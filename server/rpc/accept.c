@@ -33,15 +33,15 @@
 #define LISTENERS_MAX 256u /* a name such as localhost is more than one */
 /* Refused in one call: then the thread's calls have their turn. */
 #define REFUSED_AT_ONCE 1024
-#define FRAMES_MAX 65536u /* descriptors; twice limits.connections and some are in use */
-#define FOREIGN PD_DOORS  /* HTTP's */
+#define FOREIGN PD_DOORS /* HTTP's */
 
 static struct {
     struct pd_connections *connections;
     struct listener {
         int fd;
         int door;
-        atomic_bool stuck; /* gRPC was told EAGAIN although somebody may be in the queue */
+        /* Why gRPC was told EAGAIN although somebody may be in the queue; NULL: it was not. */
+        _Atomic(const char *) stuck;
     } listeners[LISTENERS_MAX];
     uint32_t count;
     pthread_mutex_t spare_lock;
@@ -103,7 +103,7 @@ int pd_accept_open(struct pd_connections *connections, struct pd_error *error)
         return pd_error_set(error, PD_EIO, "DESCRIPTORS", "no spare descriptor: %s",
                             strerror(errno));
     own.connections = connections;
-    return pd_frames_open(FRAMES_MAX, error);
+    return pd_frames_open(pd_connections_descriptors(connections), error);
 }
 
 int pd_accept_learn(enum pd_door door, struct pd_error *error)
@@ -146,7 +146,7 @@ static void refuse(const struct listener *listener, int fd, const struct sockadd
 
 /* Accepts one with the spare descriptor and refuses it. False: nobody is there, or it did not
  * help. */
-static bool refuse_with_spare(const struct listener *listener)
+static bool refuse_with_spare(const struct listener *listener, const char *why)
 {
     struct sockaddr_storage peer = {0};
     socklen_t size = sizeof(peer);
@@ -156,7 +156,7 @@ static bool refuse_with_spare(const struct listener *listener)
         (void)close(own.spare);
     int fd = kernel_accept(listener->fd, (struct sockaddr *)&peer, &size, SOCK_CLOEXEC);
     if (fd >= 0)
-        refuse(listener, fd, (const struct sockaddr *)&peer, "descriptors");
+        refuse(listener, fd, (const struct sockaddr *)&peer, why);
     own.spare = open_spare();
     pthread_mutex_unlock(&own.spare_lock);
     return fd >= 0;
@@ -172,21 +172,30 @@ void pd_accept_unstick(void)
 {
     for (uint32_t i = 0; i < own.count; i++) {
         struct listener *listener = &own.listeners[i];
-        if (!atomic_load(&listener->stuck))
+        const char *why = atomic_load(&listener->stuck);
+        if (!why)
             continue;
         for (int n = 0; n < REFUSED_AT_ONCE && is_waiting(listener->fd); n++)
-            if (!refuse_with_spare(listener))
+            if (!refuse_with_spare(listener, why))
                 break;
         if (!is_waiting(listener->fd))
-            atomic_store(&listener->stuck, false);
+            atomic_store(&listener->stuck, NULL);
     }
 }
 
 /* ---- accepting ---- */
 
+static const char *admit(const struct listener *listener, int fd, const struct sockaddr *peer)
+{
+    if ((uint32_t)fd >= pd_connections_descriptors(own.connections))
+        return "descriptors";
+    return pd_connections_admit(own.connections, (enum pd_door)listener->door, fd, peer);
+}
+
 /* What gRPC is told when accept failed. True: nothing, try the next one. */
 static bool failed(struct listener *listener)
 {
+    const char *why = "descriptors";
     switch (errno) {
     case EAGAIN:
     case EINTR:
@@ -195,16 +204,17 @@ static bool failed(struct listener *listener)
         return false;
     case EMFILE:
     case ENFILE:
-        if (refuse_with_spare(listener))
+        if (refuse_with_spare(listener, why))
             return true;
         break;
     case ENOMEM:
     case ENOBUFS:
+        why = "memory";
         break;
     default: /* of a connection that ended before it was accepted */
         return true;
     }
-    atomic_store(&listener->stuck, true);
+    atomic_store(&listener->stuck, why);
     errno = EAGAIN;
     return false;
 }
@@ -213,6 +223,7 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
 {
     struct listener *listener = find(listener_fd);
     struct sockaddr_storage from;
+    const char *last = "descriptors"; /* whose want failed() has met, where admit refused nobody */
 
     if (!listener || listener->door == FOREIGN)
         return kernel_accept(listener_fd, peer, peer_bytes, flags);
@@ -222,12 +233,10 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
         int fd = kernel_accept(listener_fd, (struct sockaddr *)&from, &size, flags);
         if (fd < 0 && failed(listener))
             continue;
-        const char *why = fd < 0
-                              ? NULL
-                              : pd_connections_admit(own.connections, (enum pd_door)listener->door,
-                                                     fd, (const struct sockaddr *)&from);
+        const char *why = fd < 0 ? NULL : admit(listener, fd, (const struct sockaddr *)&from);
         if (why) {
             refuse(listener, fd, (const struct sockaddr *)&from, why);
+            last = why;
             continue;
         }
         if (fd >= 0)
@@ -238,7 +247,7 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
         }
         return fd;
     }
-    atomic_store(&listener->stuck, true);
+    atomic_store(&listener->stuck, last);
     errno = EAGAIN;
     return -1;
 }

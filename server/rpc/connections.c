@@ -33,6 +33,7 @@
 /* HTTP connections (64), the log, certificates, gRPC's and libuv's own, a device's driver. */
 #define OWN_DESCRIPTORS 192u
 #define DESCRIPTORS_EACH 2u
+#define DESCRIPTORS_SPARE 4096u
 /* Of those that end, looked at in one look: for a newcomer where all is full, and at a tick. */
 #define ENDING_FOR_ONE 16u
 #define ENDING_AT_TICK 1024u
@@ -341,4 +342,12 @@ uint32_t pd_connections_open(struct pd_connections *c, enum pd_door door)
 uint32_t pd_connections_max(const struct pd_connections *c, enum pd_door door)
 {
     return c->max[door];
+}
+
+uint32_t pd_connections_descriptors(const struct pd_connections *c)
+{
+    uint32_t count = OWN_DESCRIPTORS + DESCRIPTORS_SPARE;
+    for (int door = 0; door < PD_DOORS; door++)
+        count += DESCRIPTORS_EACH * c->max[door];
+    return count;
 }

@@ -38,6 +38,9 @@ void pd_connections_look(struct pd_connections *connections);
 /* Those open at a door, and the most there may be. */
 uint32_t pd_connections_open(struct pd_connections *connections, enum pd_door door);
 uint32_t pd_connections_max(const struct pd_connections *connections, enum pd_door door);
+/* All descriptors of a process that has as many connections as it may, and many to spare: one that
+ * is as high or higher is to be refused, since what a connection sends is not looked at there. */
+uint32_t pd_connections_descriptors(const struct pd_connections *connections);
 /* "10.0.0.1:4711", "[2001:db8::1]:4711", "unix"; returns text. */
 const char *pd_connections_name(const struct sockaddr *peer, char *text, size_t size);
 

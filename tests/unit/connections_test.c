@@ -2,6 +2,9 @@
  * without a place, places come back, and no error of accept reaches gRPC. */
 #include "server/rpc/accept.h"
 
+#include "base/bytes.h"
+#include "server/metrics.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,12 +17,15 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define WAIT_MS 20000
+#define CROWD 1500 /* more than accept.c refuses in one call, fewer than the kernel queues */
 
 static struct pd_config config;
 static struct pd_connections *connections;
@@ -242,6 +248,83 @@ static void want_of_descriptors_is_no_error(void **state)
     (void)close(listener);
 }
 
+/* A connection's descriptor is below the bound, or it is refused: none goes unwatched. */
+static void a_descriptor_beyond_the_bound_is_refused(void **state)
+{
+    struct sockaddr_in address;
+    struct rlimit before, more;
+    static int held[8192];
+    int count = 0, accepted;
+    (void)state;
+    start(8, 8);
+    int listener = listen_on("127.0.0.1", &address);
+    learn(PD_DOOR_MAIN);
+    int bound = (int)pd_connections_descriptors(connections);
+    assert_true(bound < 8192 - 64);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    more = (struct rlimit){.rlim_cur = before.rlim_max, .rlim_max = before.rlim_max};
+    if (more.rlim_cur < 8192) {
+        print_message("SKIP: ulimit -Hn is below 8192\n");
+        skip();
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &more), 0);
+    int first = connect_from("127.0.0.1", &address);
+    do
+        held[count] = fcntl(0, F_DUPFD_CLOEXEC, 0);
+    while (held[count++] < bound - 1);
+    assert_refused(listener, first);
+    while (count > 0)
+        (void)close(held[--count]);
+    int second = connect_from("127.0.0.1", &address);
+    assert_taken(listener, &accepted);
+    end(accepted);
+    (void)close(first);
+    (void)close(second);
+    (void)close(listener);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+/* What has been counted under a reason. */
+static unsigned long refused_for(const char *reason)
+{
+    struct pd_buf page = {0};
+    char name[80];
+    assert_int_equal(pd_metrics_render(&page, false), 0);
+    pd_buf_put_u8(&page, 0);
+    assert_false(page.failed);
+    (void)snprintf(name, sizeof(name), "packd_connections_refused_total{reason=\"%s\"} ", reason);
+    const char *at = strstr((const char *)page.data, name);
+    unsigned long count = at ? strtoul(at + strlen(name), NULL, 10) : 0;
+    pd_buf_fini(&page);
+    return count;
+}
+
+/* More than one call refuses: who is still in the queue is refused later, for the same reason. */
+static void a_crowd_is_refused_for_its_reason(void **state)
+{
+    struct sockaddr_in address;
+    int accepted;
+    (void)state;
+    start(1, 1);
+    int listener = listen_on("127.0.0.1", &address);
+    assert_int_equal(listen(listener, CROWD), 0);
+    learn(PD_DOOR_MAIN);
+    int first = connect_from("127.0.0.1", &address);
+    assert_taken(listener, &accepted);
+    unsigned long before[2] = {refused_for("limit"), refused_for("descriptors")};
+    for (int i = 0; i < CROWD; i++)
+        (void)close(connect_from("127.0.0.1", &address));
+    assert_int_equal(accept_one(listener), -1);
+    assert_int_equal(errno, EAGAIN);
+    wait_readable(listener);
+    pd_accept_unstick();
+    assert_int_equal(refused_for("limit"), before[0] + CROWD);
+    assert_int_equal(refused_for("descriptors"), before[1]);
+    end(accepted);
+    (void)close(first);
+    (void)close(listener);
+}
+
 static void unix_sockets_are_one_host(void **state)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -310,6 +393,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_host_has_its_share, set_up, tear_down),
         cmocka_unit_test_setup_teardown(doors_have_places_of_their_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(want_of_descriptors_is_no_error, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_descriptor_beyond_the_bound_is_refused, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_crowd_is_refused_for_its_reason, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unix_sockets_are_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(more_than_descriptors_carry_is_an_error, set_up, tear_down),
         cmocka_unit_test(names),
