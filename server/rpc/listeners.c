@@ -5,6 +5,8 @@
  * a listener accepts is asked of accept.c, which learns here which sockets are whose. It accepts no
  * call. */
 #include "server/rpc/accept.h"
+#include "server/rpc/access.h"
+#include "server/rpc/bind_reason.h"
 #include "server/rpc/call.h"
 #include "server/rpc/tls.h"
 
@@ -100,6 +102,10 @@ static int set_mode(const struct pd_config *config, const char *address, struct 
 
 static int bind_failed(const char *address, bool tls, struct pd_error *error)
 {
+    char reason[256];
+    pd_bind_reason(address, reason, sizeof reason);
+    if (reason[0])
+        return pd_error_set(error, PD_EUNAVAIL, "BIND", "cannot listen on %s: %s", address, reason);
     return pd_error_set(error, PD_EUNAVAIL, "BIND",
                         "cannot listen on %s: the address is in use, or not one of this machine%s",
                         address,
@@ -175,5 +181,17 @@ int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
                        error);
     if (rc == 0)
         warn_plain_tokens(config);
+    return rc;
+}
+
+int pd_rpc_check_files(const struct pd_config *config, struct pd_error *error)
+{
+    struct pd_access *access = NULL;
+    struct pd_tls *tls = NULL;
+    int rc = pd_access_new(config, &access, error);
+    if (rc == 0 && pd_config_has_tls(config))
+        rc = pd_tls_new(config, &tls, error);
+    pd_tls_free(tls);
+    pd_access_free(access);
     return rc;
 }

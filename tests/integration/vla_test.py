@@ -307,6 +307,9 @@ class Vla(unittest.TestCase):
             self.assertEqual((caught.exception.code(), detail.reason), (grpc.StatusCode.DATA_LOSS, "SAMPLE_DAMAGED"))
             self.assertIn("sample 0 of stream 'robot-default'", detail.text)
             self.assertIn("pixel_values", detail.text)
+            self.assertGreaterEqual(packd.status()["validator"]["violations"], 1)
+            self.assertGreaterEqual(json.loads(packd.http("/status.json")[1])["validator"]["violations"], 1)
+            self.assertRegex(packd.packctl("status").stdout, r"[1-9]\d* violations")
 
     def test_half_of_the_visual_half(self):
         """Half of the tokens are visual; without half of these 43.75 % of the attention cost is gone."""
