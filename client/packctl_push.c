@@ -582,8 +582,12 @@ static int push_to_server(struct push *push)
     packd_producer_stats(push->producer, &stats);
     if (rc == CTL_OK) {
         print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
-        if (stats.rejected > 0 && !push->allow_refused)
+        if (stats.rejected > 0 && !push->allow_refused) {
+            ctl_message("%" PRIu64 " samples were refused and are not stored (--allow-refused: not "
+                        "an error)",
+                        stats.rejected);
             rc = CTL_REFUSED;
+        }
     } else if (stats.next_seq > stats.first_seq) {
         tell_kept(push);
     }

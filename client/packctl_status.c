@@ -305,23 +305,21 @@ static int ask(const struct ask *a, char **json)
     return ctl_error(a->ctl, &error);
 }
 
-/* The server leaves out what was not asked for, so a wrong name gives an empty reply. */
-static int check_found(const struct ask *a, const json_t *status)
+/* The server names a feed that is not there; of a job it just says nothing. */
+static int check_job(const struct ask *a, const json_t *status)
 {
     size_t i;
     json_t *feed;
-    bool feed_found = !a->feed, job_found = !a->job;
     json_array_foreach(json_object_get(status, "feeds"), i, feed)
     {
-        feed_found |= a->feed && strcmp(text(feed, "name"), a->feed) == 0;
-        job_found |= json_array_size(json_object_get(feed, "jobs")) > 0;
+        if (json_array_size(json_object_get(feed, "jobs")) > 0)
+            return CTL_OK;
     }
-    if (!feed_found)
-        ctl_message("packd at %s has no feed '%s'", a->ctl->server, a->feed);
-    else if (!job_found)
-        ctl_message("packd at %s has no job '%s'%s%s", a->ctl->server, a->job,
-                    a->feed ? " in feed " : "", a->feed ? a->feed : "");
-    return feed_found && job_found ? CTL_OK : CTL_FAILED;
+    if (!a->job)
+        return CTL_OK;
+    ctl_message("packd at %s has no job '%s'%s%s", a->ctl->server, a->job,
+                a->feed ? " in feed " : "", a->feed ? a->feed : "");
+    return CTL_FAILED;
 }
 
 static int ask_and_print(const struct ask *a)
@@ -335,7 +333,7 @@ static int ask_and_print(const struct ask *a)
         printf("%s\n", json);
     else if (status)
         print_status(a->ctl, status);
-    rc = status ? check_found(a, status) : CTL_DAMAGED;
+    rc = status ? check_job(a, status) : CTL_DAMAGED;
     json_decref(status);
     packd_free(json);
     return rc;

@@ -137,8 +137,7 @@ class PushTest(Case):
         self.fake.push_plans = [PushPlan(reject=lambda seq, sample: seq % 2 == 1, samples=3)]
         done = self.push(records(1000), "--json", expect=6)
         summary = json.loads(done.stdout)
-        self.assertEqual((summary["rejected"], summary["rejects"], summary["durable_seq"]), (500, {"OVER_LENGTH": 500}, 1000))
-        self.assertEqual((summary["samples"], summary["pushed"]), (1000, 500))
+        self.assertEqual([summary[n] for n in ("rejected", "rejects", "durable_seq", "samples", "pushed")], [500, {"OVER_LENGTH": 500}, 1000, 1000, 500])
         for flags, code in (([], 6), (["--allow-refused"], 0)):
             self.fake.push_plans = [PushPlan(reject=lambda seq, sample: sample["tokens"] == [9, 9])]
             done = self.ctl("push", "--stream", f"r{code}", "--end-feed", *flags, "-", stdin=jsonl([{"tokens": [1]}, {"tokens": [9, 9]}]), expect=code)
@@ -187,10 +186,8 @@ class PushTest(Case):
         done = self.ctl("push", "--end-feed", path, expect=3)
         self.assertIn("w.jsonl:2001:", done.stderr)
         self.assertIn("nothing was sent", done.stderr)
-        done = self.ctl("push", "--field", "nope", path, expect=3)
-        self.assertIn("field nope is not there; the record has tokens, key", done.stderr)
-        done = self.ctl("push", "-", stdin=good + "{bad\n", expect=3)
-        self.assertIn("stdin:2001:", done.stderr)
+        self.assertIn("field nope is not there; the record has tokens, key", self.ctl("push", "--field", "nope", path, expect=3).stderr)
+        self.assertIn("stdin:2001:", self.ctl("push", "-", stdin=good + "{bad\n", expect=3).stderr)
         pathlib.Path(path).write_text("\n")
         self.assertIn("no sample was found to push", self.ctl("push", path).stdout)
         self.assertEqual((self.fake.streams, self.fake.hellos, self.fake.feed_ended), ({}, [], False))
@@ -204,8 +201,8 @@ class PushTest(Case):
         done = self.push(rows, expect=0)
         done = self.ctl("push", "--stream", "live", "-", stdin=jsonl(rows) + "{bad\n", expect=3)
         self.assertIn("stdin:701:", done.stderr)
-        self.assertIn("the first 700 samples of this input are stored in stream live of feed default", done.stderr)
-        self.assertIn("packctl delete-stream --stream live --feed default", done.stderr)
+        self.assertRegex(done.stderr, "the first 700 samples of this input are stored in stream live of feed default.*"
+                         "packctl delete-stream --stream live --feed default")
         self.assertEqual(pushed(self.fake, "live"), [row["tokens"] for row in rows])
 
     def test_end_of_feed_and_stream(self):
@@ -540,8 +537,8 @@ class CommandTest(Case):
     def test_usage(self):
         for arguments, text in ((["psuh", "x"], 'did you mean "push"'), (["fetch", "--rnak", "1"], "did you mean --rank"),
                                 (["fetch", "--job", "j"], "are required"),
-                                (["skip-steps", "--job", "j", "--first", "5", "--last", "3"], "--first 5 is above --last 3"),
-                                (["push"], "which file"), (["status", "x"], "unexpected"),
+                                (["skip-steps", "--job", "j", "--first", "5", "--last", "3"], "--first 5 is above"), (["push"], "which file"),
+                                (["status", "x"], "unexpected"),
                                 (["fetch", "--rank", "-1"], "expected a whole number"), (["top", "--interval", "5"], "--interval")):
             with self.subTest(arguments):
                 self.assertIn(text, self.ctl(*arguments, expect=2).stderr)

@@ -122,7 +122,7 @@ class Plan(unittest.TestCase):
                          [(0, 0, 0, 4096), (1, 0, 0, 4096), (1, 1, 4095, 2), (2, 0, 0, 10)])
 
     def test_nothing_fits(self):
-        done = plan("plan", self.path("huge.txt", "524288\n600000\n"), code=1)
+        done = plan("plan", self.path("huge.txt", "524288\n600000\n"), expect=1)
         self.assertIn("no sample fits into seq_len 4096: there is nothing to plan", done.stderr)
         self.assertNotIn("do not pack", done.stdout)
 

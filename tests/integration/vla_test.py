@@ -4,6 +4,7 @@ Two feeds get the same samples, one of them prunes a camera. Every batch of both
 was pushed; positions and vision boundaries follow the published definitions of Qwen2-VL and Qwen2.5-VL.
 """
 
+import json
 import math
 import os
 import sys
