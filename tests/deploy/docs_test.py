@@ -101,6 +101,7 @@ class DocsTest(unittest.TestCase):
                         self.assertIn("feeds:", done.stdout)
                     else:
                         self.assertEqual(done.returncode, 0, f"{path}:\n{block}\n{done.stderr}")
+        self.assertGreater(seen, 0)
 
 
 if __name__ == "__main__":
