@@ -360,23 +360,20 @@ static void tell_kept(struct push *push)
     struct packd_producer_stats stats;
     struct packd_error error = {0};
     packd_producer_stats(push->producer, &stats);
-    uint64_t kept = stats.durable_seq - stats.first_seq;
     if (!push->appends) {
         ctl_message("%" PRIu64 " samples of it are stored in stream %s; push the same input again "
                     "to go on",
                     stats.durable_seq, push->stream);
         return;
     }
-    if (packd_producer_flush(push->producer, CTL_SLICE_MS * 10, &error) == 0) {
-        packd_producer_stats(push->producer, &stats);
-        kept = stats.durable_seq - stats.first_seq;
-    }
-    ctl_message("the first %" PRIu64
-                " samples of this input are stored in stream %s of feed %s, so "
+    bool sure = packd_producer_flush(push->producer, CTL_SLICE_MS * 10, &error) == 0;
+    packd_producer_stats(push->producer, &stats);
+    ctl_message("%s first %" PRIu64 " samples of this input are stored in stream %s of feed %s, so "
                 "the same input again would store them twice: push only what follows them "
                 "(--skip-bad leaves bad records out), or `packctl delete-stream --stream %s --feed "
                 "%s` first",
-                kept, push->stream, push->feed, push->stream, push->feed);
+                sure ? "the" : "at least the", stats.durable_seq - stats.first_seq, push->stream,
+                push->feed, push->stream, push->feed);
 }
 
 static int push_samples(struct push *push, uint64_t first_seq)
