@@ -309,7 +309,7 @@ class Vla(unittest.TestCase):
             self.assertIn("sample 0 of stream 'robot-default'", detail.text)
             self.assertIn("pixel_values", detail.text)
             self.assertGreaterEqual(packd.status()["validator"]["violations"], 1)
-            self.assertGreaterEqual(json.loads(packd.http("/status.json")[1])["validator"]["violations"], 1)
+            harness.wait_for("the page's violations", lambda: json.loads(packd.http("/status.json")[1])["validator"]["violations"])
             self.assertRegex(packd.packctl("status").stdout, r"[1-9]\d* violations")
 
     def test_half_of_the_visual_half(self):
