@@ -58,7 +58,7 @@ static void unix_reason(const char *path, char *text, size_t size)
         snprintf(text, size, "%s is there and is no socket; remove it or choose another path",
                  path);
     else if (is_served(path))
-        snprintf(text, size, "another process listens there");
+        snprintf(text, size, "%s", strerror(EADDRINUSE));
 }
 
 static void bind_tcp(const struct addrinfo *at, char *text, size_t size)
@@ -67,9 +67,7 @@ static void bind_tcp(const struct addrinfo *at, char *text, size_t size)
     if (fd >= 0)
         (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     bool bound = fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, 1) == 0;
-    if (!bound && errno == EADDRINUSE)
-        snprintf(text, size, "the port is in use by another process");
-    else if (!bound && errno == EADDRNOTAVAIL)
+    if (!bound && errno == EADDRNOTAVAIL)
         snprintf(text, size, "it is not an address of this machine");
     else if (!bound && errno == EACCES)
         snprintf(text, size, "user %u may not use this port", (unsigned)geteuid());
