@@ -135,9 +135,19 @@ static int exit_of(int code)
     }
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t a = strlen(text), b = strlen(end);
+    return a >= b && strcmp(text + a - b, end) == 0;
+}
+
 int ctl_error(const struct ctl *ctl, const struct packd_error *error)
 {
     ctl_message("%s", error->text);
+    if (exit_of(error->code) == CTL_UNREACHABLE && ends_with(ctl->server, ":7071"))
+        ctl_message(
+            "7071 is by default packd's HTTP port (status page, metrics); packctl speaks to "
+            "the gRPC port, 7070");
     if (ctl->json) {
         printf("{\"error\": {\"code\": \"%s\", \"grpc_code\": %d, \"reason\": ",
                packd_error_name(error->code), error->grpc_code);
@@ -423,7 +433,7 @@ static void print_overview(FILE *out)
             "Environment: PACKD_SERVER (address), PACKD_TOKEN (bearer token), PACKD_TLS=1,\n"
             "PACKD_CA, PACKD_CERT, PACKD_KEY (PEM files), PACKD_TLS_NAME, NO_COLOR.\n"
             "Exit codes: 0 success, 1 refused or found wrong, 2 usage, 3 input or output file,\n"
-            "4 no answer in time, 5 damaged data, 130 interrupted.\n");
+            "4 no answer in time, 5 damaged data, 6 samples refused (push), 130 interrupted.\n");
 }
 
 static const struct ctl_command *find_command(const char *name)

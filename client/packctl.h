@@ -19,6 +19,7 @@ enum ctl_exit {
     CTL_INPUT = 3,       /* a file that cannot be read or written, a bad record */
     CTL_UNREACHABLE = 4, /* no answer, or none in time */
     CTL_DAMAGED = 5,     /* bytes that fail a digest or a check */
+    CTL_REFUSED = 6,     /* all was pushed, and the server refused some of the samples */
     CTL_INTERRUPTED = 130
 };
 

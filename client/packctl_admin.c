@@ -150,6 +150,7 @@ static void print_explain(const struct request *r, const json_t *reply)
     printf("step %" PRIu64 " of job %s: %s\n", r->step, r->job, text(reply, "state"));
     if (text(reply, "text")[0])
         printf("  %s\n", text(reply, "text"));
+    ctl_print_waiting(r->ctl, "it", json_object_get(reply, "waiting"), 0);
     json_array_foreach(json_object_get(reply, "packs"), i, pack) print_pack(pack);
 }
 
@@ -347,7 +348,9 @@ static int run_skip_steps(struct ctl *ctl, int argc, char **argv)
         r.first = r.last = r.step;
         r.have_first = r.have_last = true;
     }
-    if (!r.job || !r.have_first || !r.have_last || r.first > r.last)
+    if (r.have_first && r.have_last && r.first > r.last)
+        return ctl_usage(ctl, "--first %" PRIu64 " is above --last %" PRIu64, r.first, r.last);
+    if (!r.job || !r.have_first || !r.have_last)
         return ctl_usage(ctl, "--job, and --first and --last (or --step) are required");
     rc = ctl_admin_open(ctl, &r.admin);
     if (rc != 0)

@@ -194,6 +194,9 @@ static int run_skip_samples(struct ctl *ctl, int argc, char **argv)
                               "required");
     if ((filter->has_first_seq || filter->has_last_seq) && !filter->stream)
         return ctl_usage(ctl, "--first and --last need --stream: numbers count per stream");
+    if (filter->has_first_seq && filter->has_last_seq && filter->first_seq > filter->last_seq)
+        return ctl_usage(ctl, "--first %" PRIu64 " is above --last %" PRIu64, filter->first_seq,
+                         filter->last_seq);
     rc = ctl_admin_open(ctl, &o.admin);
     if (rc != 0)
         return rc;

@@ -76,6 +76,8 @@ static void print_batch(const struct fetch *fetch, const struct packd_batch *b, 
         ctl_batch_print_json(b, path, fetch->check);
         return;
     }
+    if (fetch->ctl->quiet)
+        return;
     char tokens[32];
     const struct packd_totals *t = &b->batch_totals;
     uint64_t pad = t->tail_padding + t->gap + t->row_padding, all = pad + t->real_tokens;
@@ -421,6 +423,7 @@ const struct ctl_command ctl_fetch_command = {
             "  --arrays core|all  what travels; core (the default) rebuilds the rest here\n"
             "  --prefetch N       batches received ahead (2)\n"
             "  --no-check         leave the structural check out\n\n"
+            "  With -q only the last line, the sum, is printed.\n"
             "  Without --timeout it gives up after 10 minutes without a batch.\n",
     .run = run_fetch,
 };

@@ -342,11 +342,15 @@ static int plan_all(struct ctl_plan *plan)
     if (rc != CTL_OK)
         return rc;
     note_left_out(plan);
+    bool none = plan->report.served_tokens == 0 && plan->report.rejected_samples > 0;
     if (plan->ctl->json)
         ctl_plan_json(plan);
-    else
+    else if (!none)
         ctl_plan_text(plan);
-    return CTL_OK;
+    if (none)
+        ctl_message("no sample fits into seq_len %u: there is nothing to plan",
+                    plan->options.seq_len);
+    return none ? CTL_FAILED : CTL_OK;
 }
 
 /* ---- options --------------------------------------------------------------------------------- */

@@ -2,7 +2,11 @@
  *
  * The stream's name holds the digest of the input, and so does its content_id: pushing the same
  * input again finds all samples there and does nothing, pushing a broken push again goes on where
- * it stopped. Reads, skips what the server has, puts; libpackd does the rest. */
+ * it stopped. A mended file is another stream, so a file is read to its end before anything is
+ * sent: one with a bad record leaves no samples behind that its mended form would repeat. A pipe
+ * with a name cannot be read twice; there what is stored is told. Reads, skips what the server has,
+ * puts; libpackd does the rest. */
+#include "client/lib_block.h"
 #include "client/lib_error.h"
 #include "client/packctl.h"
 #include "client/reader.h"
@@ -31,12 +35,12 @@ struct push {
     const char *feed, *source, *field;
     char stream[65];
     char content_id[256];
-    bool skip_bad, end, end_feed, appends;
+    bool skip_bad, end, end_feed, appends, allow_refused;
     struct packd_producer *producer;
     struct pd_input *input;
-    uint64_t already, pushed, tokens, too_large;
-    uint64_t max_sample_bytes;
-    bool feed_already_ended;
+    uint64_t already, sent, tokens, too_large;
+    uint64_t max_sample_bytes, largest_bytes, largest; /* the largest sample's size and number */
+    bool feed_ended, feed_already_ended, fields_told;
     struct {
         char reason[40];
         uint64_t count;
@@ -171,7 +175,7 @@ static void show_progress(struct push *push)
     struct packd_producer_stats stats;
     packd_producer_stats(push->producer, &stats);
     ctl_progress(push->ctl, "%s samples, %s tokens%s%s",
-                 pd_units_format_count(push->already + push->pushed, samples, sizeof samples),
+                 pd_units_format_count(push->already + push->sent, samples, sizeof samples),
                  pd_units_format_count(push->tokens, tokens, sizeof tokens),
                  stats.waiting[0] ? "; the server says " : "", stats.waiting);
 }
@@ -257,8 +261,8 @@ static int call_end(struct push *push, void *unused, struct packd_error *error)
     return packd_producer_end_stream(push->producer, CTL_SLICE_MS, error);
 }
 
-/* Samples above the server's limit take no seq, so they are left out before any are counted. */
-static bool is_too_large(const struct push *push, const struct packd_sample *sample)
+/* As the server's limit counts. */
+static uint64_t sample_bytes(const struct packd_sample *sample)
 {
     uint64_t bytes = (uint64_t)sample->count * 4 * (sample->labels ? 2 : 1);
     for (size_t i = 0; i < sample->tensor_count; i++) {
@@ -268,12 +272,13 @@ static bool is_too_large(const struct push *push, const struct packd_sample *sam
             element *= tensor->dims[d];
         bytes += element * tensor->elements;
     }
-    return bytes > push->max_sample_bytes;
+    return bytes;
 }
 
 static int put_sample(struct push *push, struct packd_sample *sample, uint64_t first_seq)
 {
-    if (push->skip_bad && is_too_large(push, sample)) {
+    /* It takes no seq, so it is left out before any is counted. */
+    if (push->skip_bad && sample_bytes(sample) > push->max_sample_bytes) {
         push->too_large++;
         return CTL_OK;
     }
@@ -284,10 +289,91 @@ static int put_sample(struct push *push, struct packd_sample *sample, uint64_t f
     int rc = in_slices(push, call_put, sample);
     if (rc != CTL_OK)
         return rc;
-    push->pushed++;
+    push->sent++;
     push->tokens += sample->count;
     show_progress(push);
     return CTL_OK;
+}
+
+static void tell_fields(struct push *push)
+{
+    if (!push->fields_told && !push->field &&
+        strcmp(pd_input_fields(push->input), "whole files") != 0)
+        ctl_note(push->ctl, "samples from %s (choose with --field)", pd_input_fields(push->input));
+    push->fields_told = true;
+}
+
+static int open_input(struct push *push)
+{
+    struct packd_error error = {0};
+    struct pd_reader_options reading = {
+        .field = push->field, .skip_bad = push->skip_bad, .stop = &ctl_stop};
+    if (push->pipe && strcmp(push->path, "-") != 0)
+        reading.stdin_name = push->path;
+    if (push->pipe && push->spool && lseek(STDIN_FILENO, 0, SEEK_SET) != 0) {
+        ctl_message("%s: %s", push->path, strerror(errno));
+        return CTL_INPUT;
+    }
+    if (pd_input_open(push->pipe ? "-" : push->path, &reading, &push->input, &error) != 0)
+        return ctl_error(push->ctl, &error);
+    return CTL_OK;
+}
+
+/* All of the input, before any of it is sent. What only the server knows (its limits) is not
+ * checked. */
+static int check_input(struct push *push, uint64_t *samples)
+{
+    const struct pd_client_limits any = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX,
+                                         UINT64_MAX};
+    struct packd_error error = {0};
+    struct packd_sample sample;
+    int rc = open_input(push);
+    if (rc != CTL_OK)
+        return rc;
+    while ((rc = pd_input_next(push->input, &sample, &error)) == 1) {
+        tell_fields(push);
+        rc = pd_client_sample_check(&sample, &any, &error);
+        if (rc != 0)
+            pd_client_error_prefix(&error, "%s: sample %" PRIu64, push->path, *samples);
+        if (rc != 0)
+            break;
+        if (sample_bytes(&sample) > push->largest_bytes) {
+            push->largest_bytes = sample_bytes(&sample);
+            push->largest = *samples;
+        }
+        ++*samples;
+    }
+    if (rc < 0) {
+        rc = ctl_error(push->ctl, &error);
+        ctl_message(
+            "nothing was sent: the whole input is read first; --skip-bad leaves bad records "
+            "out");
+        return rc;
+    }
+    return CTL_OK;
+}
+
+/* A failed push of a pipe with a name: all that was read in front of the fault is kept, so that
+ * what is left to push is known. */
+static void tell_kept(struct push *push)
+{
+    struct packd_producer_stats stats;
+    struct packd_error error = {0};
+    packd_producer_stats(push->producer, &stats);
+    if (!push->appends) {
+        ctl_message("%" PRIu64 " samples of it are stored in stream %s; push the same input again "
+                    "to go on",
+                    stats.durable_seq, push->stream);
+        return;
+    }
+    bool sure = packd_producer_flush(push->producer, CTL_SLICE_MS * 10, &error) == 0;
+    packd_producer_stats(push->producer, &stats);
+    ctl_message("%s first %" PRIu64 " samples of this input are stored in stream %s of feed %s, so "
+                "the same input again would store them twice: push only what follows them "
+                "(--skip-bad leaves bad records out), or `packctl delete-stream --stream %s --feed "
+                "%s` first",
+                sure ? "the" : "at least the", stats.durable_seq - stats.first_seq, push->stream,
+                push->feed, push->stream, push->feed);
 }
 
 static int push_samples(struct push *push, uint64_t first_seq)
@@ -295,12 +381,8 @@ static int push_samples(struct push *push, uint64_t first_seq)
     struct packd_error error = {0};
     struct packd_sample sample;
     int rc;
-    bool said = false;
     while ((rc = pd_input_next(push->input, &sample, &error)) == 1) {
-        if (!said && !push->field && strcmp(pd_input_fields(push->input), "whole files") != 0)
-            ctl_note(push->ctl, "samples from %s (choose with --field)",
-                     pd_input_fields(push->input));
-        said = true;
+        tell_fields(push);
         rc = put_sample(push, &sample, first_seq);
         if (rc == CTL_OK && ctl_stop)
             rc = CTL_INTERRUPTED;
@@ -341,7 +423,7 @@ static int check_stored(struct push *push, const struct packd_producer_stats *st
 {
     const struct pd_reader_counts *c = pd_input_counts(push->input);
     struct packd_error error = {0};
-    if (push->already > 0 || push->pushed > stats->rejected)
+    if (push->already > 0 || push->sent > stats->rejected)
         return CTL_OK;
     print_left_out(push);
     pd_client_error(&error, PACKD_EINVAL, "NO_SAMPLES",
@@ -361,12 +443,19 @@ static int finish(struct push *push)
         rc = check_stored(push, &stats);
     if (rc == CTL_OK && push->end && !stats.stream_ended)
         rc = in_slices(push, call_end, NULL);
-    if (rc == CTL_OK && push->end_feed) {
+    bool complete = stats.rejected == 0 || push->allow_refused;
+    if (rc == CTL_OK && push->end_feed && !complete)
+        ctl_message(
+            "feed %s is not ended, as samples were refused; to end it all the same: packctl "
+            "end-feed --feed %s",
+            push->feed, push->feed);
+    if (rc == CTL_OK && push->end_feed && complete) {
         struct packd_error error = {0};
         int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
         if (packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error) !=
             0)
             return ctl_error(push->ctl, &error);
+        push->feed_ended = true;
     }
     return rc;
 }
@@ -392,7 +481,7 @@ static void print_json(const struct push *push, const struct packd_producer_stat
     }
     printf(", \"samples\": %" PRIu64 ", \"already\": %" PRIu64 ", \"pushed\": %" PRIu64
            ", \"tokens\": %" PRIu64 ", \"rejected\": %" PRIu64 ", \"rejects\": {",
-           push->already + push->pushed, push->already, push->pushed, push->tokens,
+           push->already + push->sent, push->already, push->sent - stats->rejected, push->tokens,
            stats->rejected);
     for (unsigned i = 0; i < push->reason_count; i++) {
         printf("%s", i ? ", " : "");
@@ -406,7 +495,7 @@ static void print_json(const struct push *push, const struct packd_producer_stat
            ", \"tokens_per_second\": %.0f}\n",
            c->records, c->bad + push->too_large, c->empty_lines, c->empty_samples, c->files,
            c->skipped_files, c->bytes, stats->next_seq, stats->durable_seq,
-           stats->stream_ended ? "true" : "false", push->end_feed ? "true" : "false", seconds,
+           stats->stream_ended ? "true" : "false", push->feed_ended ? "true" : "false", seconds,
            seconds > 0 ? (double)push->tokens / seconds : 0.0);
 }
 
@@ -419,36 +508,37 @@ static void print_summary(const struct push *push, const struct packd_producer_s
         print_json(push, stats, seconds);
         return;
     }
-    if (push->pushed == 0 && push->already == 0)
+    if (push->sent == 0 && push->already == 0)
         printf("stream %s: no sample was found to push\n", push->stream);
-    else if (push->pushed == 0)
+    else if (push->sent == 0)
         printf("stream %s: all %s samples were there already; nothing to do\n", push->stream,
                pd_units_format_count(push->already, samples, sizeof samples));
+    else if (stats->rejected > 0)
+        printf("stream %s: %" PRIu64 " samples stored, %" PRIu64 " refused; %s tokens sent in %.1f "
+               "s\n",
+               push->stream, push->sent - stats->rejected, stats->rejected,
+               pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds);
     else
         printf("stream %s: %s samples, %s tokens pushed in %.1f s (%s tokens/s)\n", push->stream,
-               pd_units_format_count(push->pushed, samples, sizeof samples),
+               pd_units_format_count(push->sent, samples, sizeof samples),
                pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds,
                pd_units_format_count(seconds > 0 ? (uint64_t)((double)push->tokens / seconds) : 0,
                                      rate, sizeof rate));
-    if (push->pushed > 0 && push->already > 0)
+    if (push->sent > 0 && push->already > 0)
         printf("  %" PRIu64 " samples were there already\n", push->already);
     for (unsigned i = 0; i < push->reason_count; i++)
         printf("  refused: %" PRIu64 " samples, %s\n", push->reasons[i].count,
                push->reasons[i].reason);
-    if (push->end_feed)
+    if (push->feed_ended)
         printf("  feed %s %s\n", push->feed,
                push->feed_already_ended ? "had ended already" : "ended");
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int open_both(struct push *push)
+static int open_producer(struct push *push)
 {
     struct packd_error error = {0};
-    struct pd_reader_options reading = {
-        .field = push->field, .skip_bad = push->skip_bad, .stop = &ctl_stop};
-    if (push->pipe && strcmp(push->path, "-") != 0)
-        reading.stdin_name = push->path;
     struct packd_producer_options options = {
         .server = push->ctl->server,
         .token = push->ctl->token,
@@ -459,48 +549,93 @@ static int open_both(struct push *push)
         .timeout_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS / 4,
         .on_reject = on_reject,
         .ctx = push};
-    if (pd_input_open(push->pipe ? "-" : push->path, &reading, &push->input, &error) != 0 ||
-        packd_producer_open(&options, &push->producer, &error) != 0)
+    if (packd_producer_open(&options, &push->producer, &error) != 0)
         return ctl_error(push->ctl, &error);
-    ctl_catch_signals(); /* from here on there is something to end in order */
     return CTL_OK;
+}
+
+/* Opens the stream, which exists from then on, and pushes. */
+static int push_to_server(struct push *push)
+{
+    struct packd_producer_stats stats;
+    int rc = open_input(push);
+    if (rc == CTL_OK)
+        rc = open_producer(push);
+    if (rc != CTL_OK)
+        return rc;
+    ctl_catch_signals(); /* from here on there is something to end in order */
+    packd_producer_stats(push->producer, &stats);
+    push->max_sample_bytes = stats.max_sample_bytes;
+    if (!push->skip_bad && push->largest_bytes > push->max_sample_bytes) {
+        ctl_message("%s: sample %" PRIu64 " has %" PRIu64
+                    " bytes: the server takes at most %" PRIu64
+                    "; nothing was sent; --skip-bad leaves such samples out",
+                    push->path, push->largest, push->largest_bytes, push->max_sample_bytes);
+        return CTL_FAILED;
+    }
+    rc = push_samples(push, stats.first_seq);
+    if (rc == CTL_OK)
+        rc = finish(push);
+    packd_producer_stats(push->producer, &stats);
+    if (rc == CTL_OK) {
+        print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
+        if (stats.rejected > 0 && !push->allow_refused) {
+            ctl_message("%" PRIu64 " samples were refused and are not stored (--allow-refused: not "
+                        "an error)",
+                        stats.rejected);
+            rc = CTL_REFUSED;
+        }
+    } else if (stats.next_seq > stats.first_seq) {
+        tell_kept(push);
+    }
+    return rc;
+}
+
+/* Without a sample there is nothing to open a stream for. */
+static int push_nothing(struct push *push)
+{
+    const struct packd_producer_stats none = {0};
+    int rc = push->end_feed ? check_stored(push, &none) : CTL_OK;
+    if (rc == CTL_OK)
+        print_summary(push, &none, 0);
+    return rc;
 }
 
 static int push_all(struct push *push)
 {
-    struct packd_producer_stats stats;
+    uint64_t samples = 0;
     push->started_ns = pd_clock_mono_ns();
     int rc = choose_name(push);
-    if (rc == CTL_OK)
-        rc = open_both(push);
-    if (rc == CTL_OK) {
-        packd_producer_stats(push->producer, &stats);
-        push->max_sample_bytes = stats.max_sample_bytes;
-        rc = push_samples(push, stats.first_seq);
-    }
-    if (rc == CTL_OK)
-        rc = finish(push);
-    if (push->producer && rc == CTL_OK) {
-        packd_producer_stats(push->producer, &stats);
-        print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
+    if (rc == CTL_OK && !push->appends)
+        rc = check_input(push, &samples);
+    if (rc == CTL_OK && !push->appends && samples == 0 && !push->end) {
+        rc = push_nothing(push);
+    } else if (rc == CTL_OK) {
+        pd_input_close(push->input);
+        push->input = NULL;
+        rc = push_to_server(push);
     }
     struct packd_error error = {0};
-    if (packd_producer_close(push->producer, rc == CTL_OK ? TIMEOUT_MS : 0, &error) != 0 &&
-        rc == CTL_OK)
+    bool done = rc == CTL_OK || rc == CTL_REFUSED;
+    if (packd_producer_close(push->producer, done ? TIMEOUT_MS : 0, &error) != 0 && done)
         rc = ctl_error(push->ctl, &error);
     if (rc == CTL_INTERRUPTED)
-        ctl_message("interrupted; push the same input again to go on");
+        ctl_message("interrupted");
     pd_input_close(push->input);
     if (push->spool)
         fclose(push->spool);
     return rc;
 }
 
-static const struct option push_options[] = {
-    {"feed", required_argument, NULL, 'f'},   {"stream", required_argument, NULL, 's'},
-    {"source", required_argument, NULL, 'S'}, {"field", required_argument, NULL, 'F'},
-    {"skip-bad", no_argument, NULL, 'b'},     {"end", no_argument, NULL, 'e'},
-    {"end-feed", no_argument, NULL, 'E'},     {0}};
+static const struct option push_options[] = {{"feed", required_argument, NULL, 'f'},
+                                             {"stream", required_argument, NULL, 's'},
+                                             {"source", required_argument, NULL, 'S'},
+                                             {"field", required_argument, NULL, 'F'},
+                                             {"skip-bad", no_argument, NULL, 'b'},
+                                             {"end", no_argument, NULL, 'e'},
+                                             {"end-feed", no_argument, NULL, 'E'},
+                                             {"allow-refused", no_argument, NULL, 'a'},
+                                             {0}};
 
 static int run_push(struct ctl *ctl, int argc, char **argv)
 {
@@ -520,6 +655,7 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
         push.skip_bad |= option == 'b';
         push.end |= option == 'e';
         push.end_feed |= option == 'E';
+        push.allow_refused |= option == 'a';
     }
     if (optind + 1 != argc)
         return ctl_usage(ctl, optind == argc ? "which file, directory, or - for stdin?"
@@ -532,8 +668,8 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
 
 const struct ctl_command ctl_push_command = {
     .name = "push",
-    .arguments = "[--feed F] [--stream S] [--source X] [--field NAME] [--skip-bad] [--end] "
-                 "[--end-feed] FILE|DIR|-",
+    .arguments = "[--feed F] [--stream S] [--source X] [--field NAME] [--skip-bad] "
+                 "[--allow-refused] [--end] [--end-feed] FILE|DIR|-",
     .summary = "push a file, a directory or JSON lines from stdin",
     .help =
         "  packctl push train.jsonl                          token ids, or the text found in it\n"
@@ -550,11 +686,16 @@ const struct ctl_command ctl_push_command = {
         "                  all strings of the first record in their order\n"
         "  --skip-bad      count bad records and samples too large for the server instead of "
         "stopping\n"
+        "  --allow-refused exit with 0 though the server refused samples (else with 6)\n"
         "  --end           end the stream afterwards\n"
         "  --end-feed      end the feed afterwards, whoever else pushes to it; not where the "
         "input\n"
-        "                  held no sample\n\n"
+        "                  held no sample, or samples were refused without --allow-refused\n\n"
+        "Everything is read once and checked before the first sample is sent; only with - and "
+        "--stream\n"
+        "samples go out as they come.\n\n"
         "  .jsonl: an object a line; .json: an array of objects; a pipe or device: like -;\n"
+        "  each of these, and text, also packed as .gz;\n"
         "  .safetensors: a sample with tokens, media spans and named tensors (docs/MEDIA.md); "
         "other\n"
         "  files: one sample each. Text becomes its UTF-8 bytes. A record may also hold labels, "

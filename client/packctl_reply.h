@@ -3,6 +3,8 @@
 #ifndef PD_CLIENT_PACKCTL_REPLY_H
 #define PD_CLIENT_PACKCTL_REPLY_H
 
+#include "client/packctl.h"
+
 #include <jansson.h>
 #include <stdint.h>
 
@@ -21,5 +23,10 @@ static inline const char *text(const json_t *object, const char *name)
     const char *value = json_string_value(json_object_get(object, name));
     return value ? value : "";
 }
+
+/* "WHO waits: reason for 3 s; streams ...: text" as a line; nothing where `waiting` is no object.
+ * now_ms: the server's clock; 0: without a duration. packctl_status.c. */
+void ctl_print_waiting(const struct ctl *ctl, const char *who, const json_t *waiting,
+                       uint64_t now_ms);
 
 #endif

@@ -52,6 +52,12 @@ static const char *count(struct shown *shown, uint64_t value)
     return pd_units_format_count(value, buf, 40);
 }
 
+/* Numbers of steps for people, where the reply has the highest step, -1 for none. */
+static const char *steps_up_to(struct shown *shown, int64_t step)
+{
+    return step < 0 ? "never" : count(shown, (uint64_t)step + 1);
+}
+
 static double padding_rate(const json_t *served)
 {
     uint64_t pad = number(served, "tail_padding") + number(served, "tail") + number(served, "gap") +
@@ -86,8 +92,8 @@ static void print_names(const char *title, const json_t *list)
         printf("%s%s", i ? ", " : title, json_string_value(name) ? json_string_value(name) : "?");
 }
 
-static void print_waiting(const struct ctl *ctl, const char *who, const json_t *waiting,
-                          uint64_t now_ms)
+void ctl_print_waiting(const struct ctl *ctl, const char *who, const json_t *waiting,
+                       uint64_t now_ms)
 {
     struct shown shown = {0};
     char reason[40];
@@ -112,10 +118,11 @@ static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
     const json_t *spec = json_object_get(job, "spec");
     size_t i;
     json_t *rank;
-    printf("    %-20.64s %6" PRIu64 " %9" PRId64 " %9" PRId64 " %9" PRId64 " %8s %9.3f%%  %s\n",
-           text(job, "name"), number(spec, "step_packs"), integer(job, "planned_step"),
-           integer(job, "delivered_step"), integer(job, "committed_step"),
-           bytes(&s, number(job, "bytes_held")), padding_rate(json_object_get(job, "served")),
+    printf("    %-20.64s %6" PRIu64 " %9s %9s %9s %8s %9.3f%%  %s\n", text(job, "name"),
+           number(spec, "step_packs"), steps_up_to(&s, integer(job, "planned_step")),
+           steps_up_to(&s, integer(job, "delivered_step")),
+           steps_up_to(&s, integer(job, "committed_step")), bytes(&s, number(job, "bytes_held")),
+           padding_rate(json_object_get(job, "served")),
            !truth(job, "started")                          ? "not opened yet"
            : truth(job, "released")                        ? "released (idle)"
            : strcmp(text(spec, "kind"), "JOB_READER") == 0 ? "reader"
@@ -128,7 +135,7 @@ static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
         char who[100];
         snprintf(who, sizeof who, "%.60s rank %" PRIu64, text(job, "name"),
                  number(rank, "dp_rank"));
-        print_waiting(ctl, who, json_object_get(rank, "waiting"), now_ms);
+        ctl_print_waiting(ctl, who, json_object_get(rank, "waiting"), now_ms);
     }
 }
 
@@ -216,7 +223,7 @@ static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_m
         printf("  %shalted: %s%s\n", ctl_red(ctl), text(feed, "halted"), ctl_plain(ctl));
     print_feed_numbers(ctl, feed);
     print_pruning(ctl, json_object_get(feed, "pruning"));
-    print_waiting(ctl, "planning", json_object_get(feed, "waiting"), now_ms);
+    ctl_print_waiting(ctl, "planning", json_object_get(feed, "waiting"), now_ms);
     if (json_array_size(jobs) > 0)
         printf("    %s%-20s %6s %9s %9s %9s %8s %10s%s\n", ctl_dim(ctl), "job", "packs", "planned",
                "delivered", "committed", "held", "padding", ctl_plain(ctl));
@@ -298,19 +305,35 @@ static int ask(const struct ask *a, char **json)
     return ctl_error(a->ctl, &error);
 }
 
+/* The server names a feed that is not there; of a job it just says nothing. */
+static int check_job(const struct ask *a, const json_t *status)
+{
+    size_t i;
+    json_t *feed;
+    json_array_foreach(json_object_get(status, "feeds"), i, feed)
+    {
+        if (json_array_size(json_object_get(feed, "jobs")) > 0)
+            return CTL_OK;
+    }
+    if (!a->job)
+        return CTL_OK;
+    ctl_message("packd at %s has no job '%s'%s%s", a->ctl->server, a->job,
+                a->feed ? " in feed " : "", a->feed ? a->feed : "");
+    return CTL_FAILED;
+}
+
 static int ask_and_print(const struct ask *a)
 {
     char *json;
     int rc = ask(a, &json);
     if (rc != CTL_OK)
         return rc;
-    json_t *status = a->ctl->json ? NULL : parse(json);
+    json_t *status = parse(json);
     if (a->ctl->json)
         printf("%s\n", json);
     else if (status)
         print_status(a->ctl, status);
-    else
-        rc = CTL_DAMAGED;
+    rc = status ? check_job(a, status) : CTL_DAMAGED;
     json_decref(status);
     packd_free(json);
     return rc;
@@ -351,6 +374,8 @@ const struct ctl_command ctl_status_command = {
     .help = "  packctl status\n"
             "  packctl status --streams --feed default\n"
             "  packctl status --json | jq '.feeds[].jobs[].committed_step'\n\n"
+            "  planned, delivered, committed: how many steps; in --json the highest step, -1 for "
+            "none\n"
             "  --feed F     this feed only; --job J: this job only\n"
             "  --streams    list streams, 1,000 a feed; --after NAME: those behind it\n",
     .run = run_status,
@@ -496,6 +521,20 @@ static void print_glance(const struct ctl *ctl, const json_t *status, struct loo
     looks->last = now;
 }
 
+/* What rates count from. */
+static int look_silently(const struct ask *a, struct looks *looks)
+{
+    char *json;
+    int rc = ask(a, &json);
+    if (rc != CTL_OK)
+        return rc;
+    json_t *status = parse(json);
+    looks->last = totals_of(status);
+    json_decref(status);
+    packd_free(json);
+    return CTL_OK;
+}
+
 static int top_once(const struct ask *a, struct looks *looks)
 {
     char *json;
@@ -548,8 +587,11 @@ static int run_top(struct ctl *ctl, int argc, char **argv)
         return CTL_USAGE;
     ctl_catch_signals();
     int rc = ctl_admin_open(ctl, &a.admin);
+    bool primed = times == 1 && !ctl->json;
+    if (rc == CTL_OK && primed)
+        rc = look_silently(&a, &looks);
     for (uint64_t i = 0; rc == CTL_OK && i < times && !ctl_stop; i++) {
-        if (i > 0)
+        if (i > 0 || primed)
             rest(interval_ms);
         if (!ctl_stop)
             rc = top_once(&a, &looks);

@@ -118,6 +118,21 @@ static int take_integers(const json_t *array, const char *name, int64_t lowest, 
     return out->failed ? pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory") : 0;
 }
 
+static int absent(const char *field, const json_t *object, struct packd_error *error)
+{
+    char names[240] = "";
+    size_t at = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    {
+        if (at < sizeof names)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%.60s", at ? ", " : "", name);
+    }
+    return bad(error, "field %s is not there; the record has %s%s", field,
+               names[0] ? names : "no field", at >= sizeof names ? "..." : "");
+}
+
 static int take_text(struct pd_record *record, const json_t *object, struct packd_error *error)
 {
     bool any = false;
@@ -125,6 +140,8 @@ static int take_text(struct pd_record *record, const json_t *object, struct pack
         const json_t *value = json_object_get(object, record->names[n]);
         if ((!value || json_is_null(value)) && !record->explicit_names && record->name_count > 1)
             continue;
+        if (!value)
+            return absent(record->names[n], object, error);
         if (!json_is_string(value))
             return bad(error, "field %s is %s: expected a string", record->names[n],
                        type_name(value));

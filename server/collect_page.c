@@ -316,11 +316,10 @@ static json_t *feed_json(const struct pd_collector *collector, uint32_t feed_ind
 static json_t *validator_json(const struct pd_collector *collector)
 {
     const struct pd_validation_info *info = &collector->validator;
-    uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS], passed = 0, skipped = 0;
+    uint64_t counts[PD_PROBED_BACKENDS][PD_PROBED_RESULTS], skipped = 0;
     json_t *validator = json_object();
     pd_validation_counts(collector->sources.validation, counts);
     for (int b = 0; b < PD_PROBED_BACKENDS; b++) {
-        passed += counts[b][PD_PROBED_PASSED];
         skipped += counts[b][PD_PROBED_NO_CPU_TIME] + counts[b][PD_PROBED_TOO_LARGE];
     }
     set_text(validator, "backend", info->backend);
@@ -329,7 +328,7 @@ static json_t *validator_json(const struct pd_collector *collector)
     json_object_set_new(validator, "tested", json_boolean(info->tested));
     json_object_set_new(validator, "passed", json_boolean(info->passed));
     set_number(validator, "checked", collector->serve.built_total);
-    set_number(validator, "probed", passed);
+    set_number(validator, "probed", collector->serve.probed_total);
     set_number(validator, "unprobed", skipped);
     set_number(validator, "rebuilt", collector->serve.rebuilt_total);
     set_number(validator, "violations", collector->serve.violations_total);

@@ -144,7 +144,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
         known |= strcmp(url, paths[i]) == 0;
     if (!known)
         return answer_line(connection, MHD_HTTP_NOT_FOUND,
-                           "not found; there are /, /metrics, /livez and /readyz\n", NULL);
+                           "not found; there are /, /status.json, /metrics, /livez and /readyz\n",
+                           NULL);
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return answer_line(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n",
                            "GET, HEAD");

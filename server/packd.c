@@ -642,8 +642,8 @@ static int write_ports(const struct daemon *d, struct pd_error *error)
     int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
                      rename(temporary, d->options.ports_path) == 0
                  ? 0
-                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s",
-                                d->options.ports_path);
+                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s: %s",
+                                d->options.ports_path, strerror(errno));
     if (rc != 0)
         unlink(temporary);
     json_decref(root);
@@ -763,6 +763,18 @@ static int serve(struct daemon *d)
     return d->deaf ? STATUS_DEAF : 0;
 }
 
+/* Prints the configuration even where a file it names is not fit: that shows which one is meant. */
+static int check_config(const struct pd_config *config)
+{
+    struct pd_error error = {0};
+    if (pd_config_print(config, stdout) != 0)
+        return 1;
+    if (pd_rpc_check_files(config, &error) == 0)
+        return 0;
+    fprintf(stderr, "packd: %s\n", error.text);
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     struct daemon d = {.state = STARTING};
@@ -785,7 +797,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "packd: %s\n", error.text);
         return 1;
     }
-    int status = d.options.check_config ? pd_config_print(&d.config, stdout) != 0 : serve(&d);
+    int status = d.options.check_config ? check_config(&d.config) : serve(&d);
     pd_config_fini(&d.config);
     return status;
 }

@@ -57,9 +57,7 @@ static int take_weight(const struct pd_seq_feed *feed, const struct pd_source_we
     while (lane < config->source_count && strcmp(config->sources[lane].name, from->source) != 0)
         lane++;
     if (lane == config->source_count)
-        return pd_error_set(error, PD_EMISMATCH, "UNKNOWN_SOURCE",
-                            "feed '%s' has no source '%.64s' in its configuration", feed->name,
-                            from->source);
+        return pd_seq_unknown_source(feed, from->source, error);
     if (named[lane])
         return pd_error_set(error, PD_EINVAL, "BAD_MIXTURE", "source '%s' is named twice",
                             config->sources[lane].name);

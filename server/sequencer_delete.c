@@ -31,7 +31,7 @@ static int check_stream(const struct pd_seq_stream *stream, const struct pd_seq_
     if (stream->connected && !request->force)
         return pd_error_set(error, PD_EMISMATCH, "IN_USE",
                             "a producer (%s) is connected to stream '%s'; end it, or delete with "
-                            "`force`",
+                            "`force` (packctl delete-stream --force)",
                             stream->producer, stream->name);
     return 0;
 }
@@ -85,7 +85,7 @@ static int check_unused(const struct pd_sequencer *seq, const struct pd_seq_feed
     return pd_error_set(
         error, PD_EMISMATCH, "IN_USE",
         "feed '%s' has %u connected producers and %u open fetch calls; end them, or "
-        "delete it with `force`",
+        "delete it with `force` (packctl delete-feed --force)",
         feed->name, producers, calls);
 }
 

@@ -160,7 +160,7 @@ static int spec_field(const char *job, const char *field, uint32_t has, uint32_t
     return pd_error_set(error, PD_EMISMATCH, "SPEC_MISMATCH",
                         "job '%s' runs with %s %u and this rank asks for %u; all ranks of a world "
                         "must agree, and a new "
-                        "world needs a world_token of its own",
+                        "world needs a world_token of its own (packctl fetch --world)",
                         job, field, has, wanted);
 }
 
@@ -476,7 +476,7 @@ int pd_seq_delete_job(struct pd_sequencer *seq, struct pd_request_delete_job *re
     if (calls > 0 && !request->force)
         return pd_error_set(error, PD_EMISMATCH, "IN_USE",
                             "job %s of feed %s has %u open fetch calls; end them, or delete it "
-                            "with `force`",
+                            "with `force` (packctl delete-job --force)",
                             request->job, request->feed, calls);
     request->base.record = pd_log_next_position(seq->log);
     pd_buf_clear(&seq->body);

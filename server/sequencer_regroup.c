@@ -29,7 +29,7 @@ static int check_regroup(const struct pd_seq_feed *feed, const struct pd_seq_job
         return pd_error_set(
             error, PD_EMISMATCH, "REGROUP",
             "job '%s' has step_packs %u and this world asks for %u: its steps would be others; set "
-            "`regroup` to go on so from its last commit",
+            "`regroup` (packctl fetch --regroup) to go on so from its last commit",
             job->spec.name, job->spec.step_packs, request->spec.step_packs);
     if (begin != at)
         return pd_error_set(

@@ -146,20 +146,26 @@ static int check_existing(const struct pd_seq_stream *stream, const struct pd_se
                           const struct pd_request_open_stream *request, struct pd_error *error)
 {
     if (stream->feed != feed->number)
-        return pd_error_set(
-            error, PD_EEXIST, "STREAM_IN_OTHER_FEED",
-            "stream '%s' exists in another feed than '%s'; choose another stream name",
-            stream->name, feed->name);
+        return pd_error_set(error, PD_EEXIST, "STREAM_IN_OTHER_FEED",
+                            "stream '%s' exists in another feed than '%s'; choose another stream "
+                            "name (packctl push "
+                            "--stream)",
+                            stream->name, feed->name);
     if (strcmp(stream->content_id, request->content_id) != 0)
         return pd_error_set(
             error, PD_EEXIST, "CONTENT_CHANGED",
             "stream '%s' was opened with content_id '%.80s', this call has '%.80s': changed data "
-            "needs a stream name of its own",
-            stream->name, stream->content_id, request->content_id);
+            "needs a stream name of its own (packctl push --stream NAME), or delete the stream "
+            "first "
+            "(packctl delete-stream --feed %s --stream %s)",
+            stream->name, stream->content_id, request->content_id, feed->name, stream->name);
     if (strcmp(stream->source, request->source) != 0)
         return pd_error_set(error, PD_EEXIST, "SOURCE_CHANGED",
-                            "stream '%s' has source '%s', this call says '%s'", stream->name,
-                            stream->source, request->source);
+                            "stream '%s' has source '%s', this call says '%s': push with that "
+                            "source, under another stream name (packctl push --stream NAME), or "
+                            "delete the stream first (packctl delete-stream --feed %s --stream %s)",
+                            stream->name, stream->source, request->source, feed->name,
+                            stream->name);
     return 0;
 }
 
@@ -175,6 +181,23 @@ static bool names_contain(char (*names)[PD_NAME_MAX + 1], uint32_t count, const 
     return false;
 }
 
+int pd_seq_unknown_source(const struct pd_seq_feed *feed, const char *source,
+                          struct pd_error *error)
+{
+    const struct pd_feed_config *config = feed->config;
+    char known[160];
+    int at = 0;
+    for (uint32_t i = 0; i < config->source_count && at < (int)sizeof known - 1; i++)
+        at += snprintf(known + at, sizeof known - (size_t)at, "%s%s", i ? ", " : "",
+                       config->sources[i].name);
+    if (at >= (int)sizeof known)
+        snprintf(known + sizeof known - 4, 4, "...");
+    return pd_error_set(error, PD_EMISMATCH, "UNKNOWN_SOURCE",
+                        "feed '%s' has no source '%.64s' in its configuration; it has: %s (packctl "
+                        "push --source NAME)",
+                        feed->name, source, known);
+}
+
 int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,
                          uint32_t *number, struct pd_error *error)
 {
@@ -187,9 +210,7 @@ int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, con
         return 0;
     }
     if (feed->config->source_count > 0)
-        return pd_error_set(error, PD_EMISMATCH, "UNKNOWN_SOURCE",
-                            "feed '%s' has no source '%s' in its configuration", feed->name,
-                            source);
+        return pd_seq_unknown_source(feed, source, error);
     if (feed->source_count >= PD_SEQ_SOURCES_MAX)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_SOURCES",
                             "feed '%s' has %u source labels already", feed->name,

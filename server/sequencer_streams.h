@@ -5,6 +5,9 @@
 
 #include "server/sequencer_state.h"
 
+/* PD_EMISMATCH UNKNOWN_SOURCE with the sources that the configuration has. */
+int pd_seq_unknown_source(const struct pd_seq_feed *feed, const char *source,
+                          struct pd_error *error) PD_MUST_CHECK;
 /* The number of a source label, made when it is new and the feed has no fixed list. PD_EMISMATCH
  * UNKNOWN_SOURCE, PD_ELIMIT TOO_MANY_SOURCES; what writing to the log says. */
 int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, const char *source,

@@ -390,7 +390,7 @@ static bool settle(struct pd_serve *serve, struct task *task, struct pd_box *box
         return false;
     }
     entry->bytes = 0;
-    serve->gauges.violations_total += rc == PD_ECORRUPT && finding->text[0];
+    serve->gauges.violations_total += rc == PD_ECORRUPT;
     if (rc == PD_ECORRUPT && may_skip(serve, entry)) {
         begin_skip(serve, task, error, after);
         return false;

@@ -259,9 +259,11 @@ static int identify(struct pd_access *access, grpc_call *call, const char *peer,
     if (*who)
         return 0;
     return pd_error_set(error, PD_EUNAUTH, "CREDENTIALS",
-                        token ? "this bearer token is not one of the server's"
-                              : "the server asks who you are: send `authorization: Bearer TOKEN`, "
-                                "or a client certificate that it knows");
+                        token ? "this bearer token is not one of the server's (packctl and "
+                                "libpackd take it from PACKD_TOKEN)"
+                              : "the server asks who you are: send `authorization: Bearer TOKEN` "
+                                "(packctl and libpackd take TOKEN from PACKD_TOKEN), or a client "
+                                "certificate that it knows");
 }
 
 /* ---- what is allowed ---- */
@@ -280,6 +282,15 @@ static int check_door(const struct pd_access *access, enum pd_door door, size_t 
     return 0;
 }
 
+/* As the method table combines them. */
+static const char *role_words(unsigned roles)
+{
+    return roles == PD_ROLE_PRODUCE                     ? "produce"
+           : roles == PD_ROLE_READ                      ? "read"
+           : roles == (PD_ROLE_OBSERVE | PD_ROLE_ADMIN) ? "observe or admin"
+                                                        : "admin";
+}
+
 static int check_call(struct pd_access *access, enum pd_door door, size_t row, grpc_call *call,
                       const char *peer, const grpc_metadata_array *metadata,
                       const struct pd_principal_config **who, struct pd_error *error)
@@ -290,7 +301,9 @@ static int check_call(struct pd_access *access, enum pd_door door, size_t row, g
     rc = identify(access, call, peer, metadata, who, error);
     if (rc == 0 && !((*who)->roles & methods[row].roles))
         rc = pd_error_set(error, PD_EDENIED, "NOT_ALLOWED",
-                          "%s may not do this: none of its roles allows it", (*who)->name);
+                          "%s may not do this: it takes the role %s, which its entry in the "
+                          "server's `auth` does not have",
+                          (*who)->name, role_words(methods[row].roles));
     if (rc == 0 && methods[row].whole && (*who)->feed_count > 0)
         rc = pd_error_set(error, PD_EDENIED, "NOT_ALLOWED",
                           "%s may not do this: it is about the whole server, not about a feed",

@@ -542,7 +542,8 @@ static int check_open(struct fetch *fetch, const struct pd_job_info *job, struct
     if (open->generation != job->generation)
         return pd_error_set(error, PD_EFENCED, "FENCED",
                             "job %s is at generation %" PRIu64 ", this call at %" PRIu64
-                            ": call OpenJob again, with the same world_token",
+                            ": call OpenJob again, with the same world_token (packctl fetch "
+                            "--world)",
                             fetch->job, job->generation, open->generation);
     if (open->dp_rank >= job->spec.dp_size)
         return pd_error_set(error, PD_EMISMATCH, "DP_RANK", "dp_rank %u; job %s has dp_size %u",

@@ -5,6 +5,8 @@
  * What a listener accepts is asked of accept.c, which learns here which sockets are whose. It
  * accepts no call. */
 #include "server/rpc/accept.h"
+#include "server/rpc/access.h"
+#include "server/rpc/bind_reason.h"
 #include "server/rpc/call.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/tls.h"
@@ -99,18 +101,23 @@ static int set_mode(const struct pd_config *config, const char *address, struct 
                         path, config->listen_mode, strerror(errno));
 }
 
-/* `cause`: the system's words, or "". With TLS gRPC's own are in the log. */
+/* `cause`: the system's words, or "", for where no better ones are found. With TLS gRPC's own are
+ * in the log. */
 static int bind_failed(const char *address, const char *cause, bool tls, struct pd_error *error)
 {
-    if (tls)
+    char reason[256];
+    pd_bind_reason(address, reason, sizeof reason);
+    if (!reason[0] && tls)
         return pd_error_set(error, PD_EUNAVAIL, "BIND",
                             "cannot listen on %s: the address is in use, or not one of this "
                             "machine, or tls.cert, tls.key and tls.client_ca cannot be used "
                             "together (the log lines before this one tell)",
                             address);
+    if (!reason[0])
+        snprintf(reason, sizeof reason, "%s", *cause ? cause : "it is no address of this machine");
     return pd_error_set(error, PD_EUNAVAIL, "BIND",
                         "cannot listen on %s: %s; choose another with --listen, or in `listen`",
-                        address, *cause ? cause : "it is no address of this machine");
+                        address, reason);
 }
 
 static int tls_credentials(struct pd_rpc *rpc, enum pd_door door, grpc_server_credentials **out,
@@ -183,5 +190,17 @@ int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
                        error);
     if (rc == 0)
         warn_plain_tokens(config);
+    return rc;
+}
+
+int pd_rpc_check_files(const struct pd_config *config, struct pd_error *error)
+{
+    struct pd_access *access = NULL;
+    struct pd_tls *tls = NULL;
+    int rc = pd_access_new(config, &access, error);
+    if (rc == 0 && pd_config_has_tls(config))
+        rc = pd_tls_new(config, &tls, error);
+    pd_tls_free(tls);
+    pd_access_free(access);
     return rc;
 }

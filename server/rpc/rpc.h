@@ -26,6 +26,11 @@ struct pd_rpc;
 enum pd_door { PD_DOOR_MAIN, PD_DOOR_ADMIN, PD_DOOR_HEALTH };
 #define PD_DOORS 3
 
+/* Whether the files that the configuration names for TLS and tokens can be read and hold what they
+ * should, as pd_rpc_start would find; without a server. PD_EIO, PD_EINVAL with reason TLS or
+ * TOKEN_FILE, PD_ENOMEM. */
+int pd_rpc_check_files(const struct pd_config *config, struct pd_error *error) PD_MUST_CHECK;
+
 /* All borrowed until pd_rpc_free. */
 struct pd_rpc_options {
     const struct pd_config *config;

@@ -96,7 +96,11 @@ class DocsTest(unittest.TestCase):
                     file.write(block)
                     file.flush()
                     done = subprocess.run([harness.PACKD, "--config", file.name, "--check-config"], capture_output=True, text=True, timeout=30)
-                    self.assertEqual(done.returncode, 0, f"{path}:\n{block}\n{done.stderr}")
+                    if "cannot open /" in done.stderr:  # a certificate or token file of the reader's machine
+                        self.assertIn(done.stderr.split("cannot open ")[1].split(":")[0], block)
+                        self.assertIn("feeds:", done.stdout)
+                    else:
+                        self.assertEqual(done.returncode, 0, f"{path}:\n{block}\n{done.stderr}")
         self.assertGreater(seen, 0)
 
 

@@ -135,9 +135,15 @@ class PushTest(Case):
 
     def test_rejects_are_told(self):
         self.fake.push_plans = [PushPlan(reject=lambda seq, sample: seq % 2 == 1, samples=3)]
-        done = self.push(records(1000), "--json")
+        done = self.push(records(1000), "--json", expect=6)
         summary = json.loads(done.stdout)
-        self.assertEqual((summary["rejected"], summary["rejects"], summary["durable_seq"]), (500, {"OVER_LENGTH": 500}, 1000))
+        self.assertEqual([summary[n] for n in ("rejected", "rejects", "durable_seq", "samples", "pushed")], [500, {"OVER_LENGTH": 500}, 1000, 1000, 500])
+        for flags, code in (([], 6), (["--allow-refused"], 0)):
+            self.fake.push_plans = [PushPlan(reject=lambda seq, sample: sample["tokens"] == [9, 9])]
+            done = self.ctl("push", "--stream", f"r{code}", "--end-feed", *flags, "-", stdin=jsonl([{"tokens": [1]}, {"tokens": [9, 9]}]), expect=code)
+            self.assertIn("1 samples stored, 1 refused", done.stdout)
+            self.assertEqual(self.fake.feed_ended, code == 0, done.stderr)
+        self.assertNotIn("is not ended", done.stderr)
 
     def test_same_file_twice_and_changed(self):
         path = os.path.join(scratch(), "notes v1.jsonl")
@@ -172,6 +178,32 @@ class PushTest(Case):
         summary = json.loads(done.stdout)
         self.assertEqual((summary["bad"], summary["empty_lines"], summary["empty_samples"], summary["pushed"]), (2, 1, 1, 2))
         self.assertEqual(pushed(self.fake, "t"), [[1], [3]])
+
+    def test_a_file_is_read_to_its_end_before_anything_is_sent(self):
+        path = os.path.join(scratch(), "w.jsonl")
+        good = jsonl(records(2000))
+        pathlib.Path(path).write_text(good + "{bad\n")
+        done = self.ctl("push", "--end-feed", path, expect=3)
+        self.assertIn("w.jsonl:2001:", done.stderr)
+        self.assertIn("nothing was sent", done.stderr)
+        self.assertIn("field nope is not there; the record has tokens, key", self.ctl("push", "--field", "nope", path, expect=3).stderr)
+        self.assertIn("stdin:2001:", self.ctl("push", "-", stdin=good + "{bad\n", expect=3).stderr)
+        pathlib.Path(path).write_text("\n")
+        self.assertIn("no sample was found to push", self.ctl("push", path).stdout)
+        self.assertEqual((self.fake.streams, self.fake.hellos, self.fake.feed_ended), ({}, [], False))
+        pathlib.Path(path).write_text(jsonl([{"tokens": [1]}, {"tokens": [0] * 1100000}]))
+        done = self.ctl("push", "--stream", "big", path, expect=1)
+        self.assertIn("sample 1 has 4400000 bytes: the server takes at most 4194304; nothing was sent", done.stderr)
+        self.assertEqual(pushed(self.fake, "big"), [])
+
+    def test_what_a_broken_pipe_of_samples_left_is_told(self):
+        rows = records(700)
+        done = self.push(rows, expect=0)
+        done = self.ctl("push", "--stream", "live", "-", stdin=jsonl(rows) + "{bad\n", expect=3)
+        self.assertIn("stdin:701:", done.stderr)
+        self.assertRegex(done.stderr, "the first 700 samples of this input are stored in stream live of feed default.*"
+                         "packctl delete-stream --stream live --feed default")
+        self.assertEqual(pushed(self.fake, "live"), [row["tokens"] for row in rows])
 
     def test_end_of_feed_and_stream(self):
         self.push(records(5), "--end", "--end-feed")
@@ -504,7 +536,9 @@ class CommandTest(Case):
 
     def test_usage(self):
         for arguments, text in ((["psuh", "x"], 'did you mean "push"'), (["fetch", "--rnak", "1"], "did you mean --rank"),
-                                (["fetch", "--job", "j"], "are required"), (["push"], "which file"), (["status", "x"], "unexpected"),
+                                (["fetch", "--job", "j"], "are required"),
+                                (["skip-steps", "--job", "j", "--first", "5", "--last", "3"], "--first 5 is above"), (["push"], "which file"),
+                                (["status", "x"], "unexpected"),
                                 (["fetch", "--rank", "-1"], "expected a whole number"), (["top", "--interval", "5"], "--interval")):
             with self.subTest(arguments):
                 self.assertIn(text, self.ctl(*arguments, expect=2).stderr)

@@ -40,6 +40,38 @@ def status_of(packd, feed="default", **more):
     return next(f for f in reply.feeds if f.name == feed)
 
 
+class WordsTest(unittest.TestCase):
+    """What packctl says to somebody who uses it for the first time."""
+
+    def test_words(self):
+        path = os.path.join(harness.scratch(), "a.jsonl")
+        with open(path, "w") as file:
+            file.writelines(json.dumps({"tokens": [1] * 100}) + "\n" for _ in range(10))
+        with harness.Daemon(feeds=[MIXED, {"name": "plain", "seq_len": 1000}]) as packd:
+            def ctl(code, *arguments):
+                done = packd.packctl(*arguments, check=False)
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                return done.stdout + done.stderr
+
+            text = ctl(1, "push", path)
+            self.assertRegex(text, r"has no source '.*' in its configuration; it has: web, code \(packctl push --source NAME\)")
+            ctl(0, "push", "--feed", "plain", "--stream", "a", path)
+            text = ctl(1, "push", "--feed", "plain", "--stream", "a", "--field", "tokens", path)
+            self.assertIn("(packctl push --stream NAME), or delete the stream first (packctl delete-stream --feed plain --stream a)", text)
+            self.assertIn("has no job 'nope'", ctl(1, "status", "--job", "nope"))
+            self.assertIn("there is no feed nope", ctl(1, "status", "--feed", "nope"))
+            opened = peer.open_job(packd.address, job="j", feed="plain", step_packs=1)
+            self.assertEqual(opened.committed_step, -1)
+            text = ctl(0, "status", "--feed", "plain")
+            self.assertRegex(text, r"(?m)^    j +1 +\S+ +never +never ")
+            text = ctl(0, "explain", "--feed", "plain", "--job", "j", "--step", "900")
+            self.assertIn("is not planned yet", text)
+            self.assertRegex(text, r"it waits: \w+")
+            ctl(0, "end-feed", "--feed", "plain")
+            self.assertEqual(ctl(0, "fetch", "-q", "--feed", "plain", "--job", "k", "--dp-size", "1", "--rank", "0", "--commit-every", "1").count("\n"), 1)
+            self.assertRegex(ctl(0, "status", "--feed", "plain"), r"(?m)^    k +1 +1 +1 +1 ")
+
+
 class ControlTest(unittest.TestCase):
     def fails(self, packd, code, reason, call, request):
         with self.assertRaises(grpc.RpcError) as caught:

@@ -61,11 +61,44 @@ class LifecycleTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("balance: cost", done.stdout)
 
+    def test_check_config_reads_the_files_it_names(self):
+        directory = harness.scratch()
+        short = os.path.join(directory, "short")
+        with open(short, "w") as file:
+            file.write("x")
+        auth = "auth:\n  - {name: web, token_file: %s, roles: [produce]}\n"
+        for text, words in (("tls: {cert: /nosuch/c.pem, key: /nosuch/k.pem}\n", "tls.cert: cannot open /nosuch/c.pem: No such file or directory"),
+                            (auth % "/nosuch/token", "auth: web: cannot open /nosuch/token: No such file or directory"),
+                            (auth % short, "has 1 bytes")):
+            done = self.check_config(text)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(words, done.stderr)
+            self.assertIn("feeds:", done.stdout)
+        good = os.path.join(directory, "good")
+        with open(good, "w") as file:
+            file.write("a token that is long enough")
+        self.assertEqual(self.check_config(auth % good).returncode, 0)
+
+    def test_why_an_address_cannot_be_listened_on(self):
+        directory = harness.scratch()
+        plain = os.path.join(directory, "plain")
+        open(plain, "w").close()
+        for address, reason in (("unix:/nosuch/dir/s.sock", "directory /nosuch/dir: No such file or directory"),
+                                (f"unix:{plain}/s.sock", f"{plain} is no directory"), (f"unix:{plain}", "is there and is no socket"),
+                                ("foo.invalid:7070", "'foo.invalid' is not resolved"), ("192.0.2.1:7070", "it is not an address of this machine")):
+            with self.subTest(address):
+                done = run("--listen", address, "--http", "127.0.0.1:0", "--data-dir", harness.scratch())
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(f"cannot listen on {address}: ", done.stderr)
+                self.assertIn(reason, done.stderr)
+        done = run("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ports-file", "/nosuch/x.json", "--data-dir", harness.scratch())
+        self.assertIn("cannot write /nosuch/x.json: No such file or directory", done.stderr)
+
     def test_address_in_use_and_directory_in_use(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             done = run("--listen", packd.address, "--http", "127.0.0.1:0", "--data-dir", harness.scratch())
             self.assertEqual(done.returncode, 1)
-            self.assertIn(packd.address, done.stderr)
+            self.assertIn(f"cannot listen on {packd.address}: Address already in use", done.stderr)
             done = run("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", os.path.join(packd.directory, "data"))
             self.assertEqual(done.returncode, 1)
             self.assertIn(str(packd.process.pid), done.stderr)
@@ -74,7 +107,9 @@ class LifecycleTest(unittest.TestCase):
         with harness.Daemon(feeds=[FEED]) as packd:
             self.assertEqual(packd.http("/livez")[0], 200)
             self.assertEqual(packd.http("/readyz")[0], 200)
-            self.assertEqual(packd.http("/nothing")[0], 404)
+            status, text, _ = packd.http("/nothing")
+            self.assertEqual(status, 404)
+            self.assertIn("/status.json", text)
             self.assertEqual(packd.http("/metrics", method="DELETE")[0], 405)
             status, text, headers = packd.http("/metrics")
             self.assertEqual(status, 200)

@@ -183,7 +183,7 @@ class DirectoryTest(unittest.TestCase):
             for i in range(5):
                 self.write(directory, i, h=1 + i % 2)
             self.write(directory, 5, patches=7)
-            done = json.loads(daemon.packctl("--json", "push", "--source", "robot", directory).stdout)
+            done = json.loads(daemon.packctl("--json", "push", "--allow-refused", "--source", "robot", directory).stdout)
             self.assertEqual((done["samples"], done["rejected"], done["rejects"]), (6, 1, {"SPAN_GRID": 1}))
             found = json.loads(daemon.packctl("--json", "log", "verify", os.path.join(daemon.directory, "data")).stdout)
             self.assertEqual((found["samples"], found["damaged"]), (5, 0))

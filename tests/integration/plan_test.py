@@ -121,6 +121,11 @@ class Plan(unittest.TestCase):
         self.assertEqual(sorted(place[1:] for place in self.places(assign)),
                          [(0, 0, 0, 4096), (1, 0, 0, 4096), (1, 1, 4095, 2), (2, 0, 0, 10)])
 
+    def test_nothing_fits(self):
+        done = plan("plan", self.path("huge.txt", "524288\n600000\n"), expect=1)
+        self.assertIn("no sample fits into seq_len 4096: there is nothing to plan", done.stderr)
+        self.assertNotIn("do not pack", done.stdout)
+
     def test_balance(self):
         path = self.path("law.txt", "".join(f"{1 + (i * 7919 + i * i * 31) % 97 * (i % 13) * 3}\n" for i in range(20000)))
         report = plan_json(path, "--dp-size", 8, "--rows", 2, "--beta", 1, "--alpha", 0)

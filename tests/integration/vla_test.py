@@ -4,6 +4,7 @@ Two feeds get the same samples, one of them prunes a camera. Every batch of both
 was pushed; positions and vision boundaries follow the published definitions of Qwen2-VL and Qwen2.5-VL.
 """
 
+import json
 import math
 import os
 import sys
@@ -307,6 +308,9 @@ class Vla(unittest.TestCase):
             self.assertEqual((caught.exception.code(), detail.reason), (grpc.StatusCode.DATA_LOSS, "SAMPLE_DAMAGED"))
             self.assertIn("sample 0 of stream 'robot-default'", detail.text)
             self.assertIn("pixel_values", detail.text)
+            self.assertGreaterEqual(packd.status()["validator"]["violations"], 1)
+            harness.wait_for("the page's violations", lambda: json.loads(packd.http("/status.json")[1])["validator"]["violations"])
+            self.assertRegex(packd.packctl("status").stdout, r"[1-9]\d* violations")
 
     def test_half_of_the_visual_half(self):
         """Half of the tokens are visual; without half of these 43.75 % of the attention cost is gone."""

@@ -198,9 +198,14 @@ class ProducerTest(unittest.TestCase):
                 self.assertEqual([(r.seq, r.count, r.reason) for r in told], [(0, 1, "OVER_LENGTH"), (2, 1, "OVER_LENGTH")])
                 self.assertEqual(producer.stats()["rejected"], 2)
                 self.assertEqual(progress[-1]["durable_seq"], 3)
-            with self.assertLogs("packd", "WARNING") as logged, packd.Producer(server.address, stream="t") as producer:
-                producer.put(numpy.ones(100, "int32"))
+            with self.assertLogs("packd", "WARNING") as logged, self.assertWarns(RuntimeWarning) as warned, \
+                    packd.Producer(server.address, stream="t") as producer:
+                put = producer.push([{"tokens": numpy.ones(100, "int32")}, {"tokens": numpy.ones(10, "int32")}, {"tokens": numpy.ones(90, "int32")}])
+                producer.flush()
+                self.assertEqual((put, producer.stats()["rejected"]), (3, 2))
             self.assertIn("samples 0 to 0 refused: OVER_LENGTH", logged.output[0])
+            self.assertIn("refuses samples of stream t, they are not stored: OVER_LENGTH", str(warned.warning))
+            self.assertEqual(len(warned.warnings), 1)
 
             def fail(reject):
                 raise LookupError(reject.reason)

@@ -16,6 +16,7 @@ import logging
 import math
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +68,8 @@ class Producer:
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
         timeout: seconds that each call may take where not told otherwise.
-        on_reject: called with a Reject inside put, flush and close; None: a line to the logger "packd".
+        on_reject: called with a Reject inside put, flush and close; None: a RuntimeWarning for the first one, and for each a line to the
+            logger "packd". Samples are refused after put has returned; stats()["rejected"] counts those known so far, all of them after flush.
         on_progress: called inside put and flush with stats() every progress_seconds.
 
     Raises:
@@ -84,6 +86,7 @@ class Producer:
         self._timeout, self._on_reject, self._on_progress = timeout, on_reject, on_progress
         self._progress_seconds, self._progress_at = progress_seconds, time.monotonic()
         self._rejects: deque[Reject] = deque()
+        self._warned = False
         self._one = threading.RLock()  # put, flush, end, close: one at a time
         self.server, self.feed, self.stream = _lib.server_address(server), feed, stream
         self._ffi, self._lib = _lib.opening()
@@ -143,8 +146,15 @@ class Producer:
             if self._on_reject:
                 self._on_reject(reject)
             else:
+                self._warn_once(reject)
                 _log.warning("stream %s: samples %d to %d refused: %s: %s", self.stream, reject.seq, reject.seq + reject.count - 1,
                              reject.reason, reject.text)
+
+    def _warn_once(self, reject: Reject) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"packd at {self.server} refuses samples of stream {self.stream}, they are not stored: {reject.reason}: {reject.text}; "
+                          'on_reject= is told of each, stats()["rejected"] counts them', RuntimeWarning, stacklevel=2)
 
     def put(self, tokens: Any, *, labels: Any = None, loss_mask: Any = None, weight: float | None = None, key: bytes | str | None = None,
             group: bytes | str | None = None, version: int = 0, tensors: Mapping[str, Any] | None = None,
@@ -194,7 +204,7 @@ class Producer:
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
                  weights: Any = None, keys: Sequence[bytes | str] | None = None, groups: Sequence[bytes | str] | None = None,
                  versions: Any = None, tensors: Mapping[str, Any] | None = None, timeout: float | None = None) -> int:
-        """Takes many samples in order and returns the seq of the first.
+        """Takes many samples in order and returns the seq of the first; a sample that the server refuses later keeps its seq.
 
         Args:
             tokens: all samples' tokens in one array, with `lengths` (n entries) or `offsets` (n + 1 entries from 0); or a list of
@@ -304,7 +314,11 @@ class Producer:
         return itertools.islice(samples, self.next_seq, None)
 
     def push(self, samples: Iterable[Mapping[str, Any]]) -> int:
-        """Puts every sample (put's arguments as a mapping; see packd.readers) that an earlier run has not; how many."""
+        """Puts every sample (put's arguments as a mapping; see packd.readers) that an earlier run has not.
+
+        Returns how many were put, those included that the server refuses: after flush, less the growth of stats()["rejected"], that is how many
+        are stored.
+        """
         count = 0
         for sample in self.remaining(samples):
             self.put(**sample)
