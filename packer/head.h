@@ -47,10 +47,10 @@ struct pd_head {
     float weight;           /* >= 0, finite; 1 unless pushed */
     uint32_t patches;       /* sum over its spans */
     uint32_t payload_bytes; /* tokens and tensors; 0 stands for 4 per token */
-    uint64_t tensors;       /* bit k: its block carries the feed's tensor number k */
+    uint32_t span_count;
     struct pd_loss_runs loss;
     const struct pd_span *spans; /* by offset, not overlapping; NULL for none */
-    uint32_t span_count;
+    uint64_t tensors;            /* bit k: its block carries the feed's tensor number k */
     /* What a producer may call the sample by; looked at by skip rules alone. 0 bytes, 0 = none. */
     const uint8_t *key, *group;
     uint32_t key_bytes, group_bytes;

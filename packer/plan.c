@@ -63,16 +63,26 @@ void pd_totals_add(struct pd_totals *totals, const struct pd_pack *pack, enum pd
         totals->widest_slots = pack->used_slots;
 }
 
+int pd_pack_reserve(struct pd_pack *pack, uint32_t count)
+{
+    uint32_t capacity = pack->segment_capacity ? pack->segment_capacity : 16;
+    while (capacity - pack->segment_count < count)
+        capacity *= 2;
+    if (capacity == pack->segment_capacity)
+        return 0;
+    struct pd_segment *segments = realloc(pack->segments, capacity * sizeof *segments);
+    if (!segments)
+        return PD_ENOMEM;
+    pack->segments = segments;
+    pack->segment_capacity = capacity;
+    return 0;
+}
+
 int pd_pack_push(struct pd_pack *pack, const struct pd_segment *segment)
 {
-    if (pack->segment_count == pack->segment_capacity) {
-        uint32_t capacity = pack->segment_capacity ? 2 * pack->segment_capacity : 16;
-        struct pd_segment *segments = realloc(pack->segments, capacity * sizeof *segments);
-        if (!segments)
-            return PD_ENOMEM;
-        pack->segments = segments;
-        pack->segment_capacity = capacity;
-    }
+    int rc = pd_pack_reserve(pack, 1);
+    if (rc != 0)
+        return rc;
     pack->segments[pack->segment_count++] = *segment;
     pack->used_slots += segment->slot_tokens;
     return 0;

@@ -83,6 +83,8 @@ float pd_segment_loss_weight(const struct pd_segment *segment, enum pd_loss_poli
 void pd_totals_add(struct pd_totals *totals, const struct pd_pack *pack, enum pd_loss_policy policy,
                    struct pd_cost cost);
 
+/* Makes room for `count` more segments. PD_ENOMEM: as before. */
+int pd_pack_reserve(struct pd_pack *pack, uint32_t count) PD_MUST_CHECK;
 /* Appends a segment; PD_ENOMEM. */
 int pd_pack_push(struct pd_pack *pack, const struct pd_segment *segment) PD_MUST_CHECK;
 /* Empties the pack and keeps its memory; fini frees it. Zeroed memory is an empty pack. */

@@ -268,7 +268,8 @@ uint64_t pd_planner_lowest_block(const struct pd_planner *planner)
 {
     const struct pd_window *window = &planner->window;
     uint64_t lowest = planner->pending.active ? planner->pending.entry.segment.block : UINT64_MAX;
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer)
+    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
+         slot = window->nodes[slot].newer)
         lowest = lower(lowest, window->entries[slot].segment.block);
     for (uint32_t i = 0; i < planner->shuffle.count; i++)
         lowest = lower(lowest, planner->shuffle.entries[i].segment.block);
@@ -294,7 +295,8 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
     }
     if (planner->pending.active)
         hold(floors, &planner->pending.entry);
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer)
+    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
+         slot = window->nodes[slot].newer)
         hold(floors, &window->entries[slot]);
     for (uint32_t i = 0; i < planner->shuffle.count; i++)
         hold(floors, &planner->shuffle.entries[i]);
@@ -303,8 +305,8 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
 uint64_t pd_planner_oldest_block(const struct pd_planner *planner)
 {
     const struct pd_window *window = &planner->window;
-    return window->oldest == PD_SLOT_NONE ? UINT64_MAX
-                                          : window->entries[window->oldest].segment.block;
+    uint32_t oldest = pd_window_oldest(window);
+    return oldest == PD_SLOT_NONE ? UINT64_MAX : window->entries[oldest].segment.block;
 }
 
 void pd_planner_stats(const struct pd_planner *planner, struct pd_planner_stats *stats)

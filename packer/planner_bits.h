@@ -46,13 +46,17 @@ static inline void pd_bits_set(struct pd_bits *bits, uint32_t x)
     bits->word[2][x >> 18] |= 1ull << (x >> 12 & 63);
 }
 
+/* Takes member x out where `out`. No branch: in the window it is as good as random. */
+static inline void pd_bits_clear_if(struct pd_bits *bits, uint32_t x, bool out)
+{
+    uint64_t word = bits->word[0][x >> 6] &= ~((uint64_t)out << (x & 63));
+    word = bits->word[1][x >> 12] &= ~((uint64_t)(word == 0) << (x >> 6 & 63));
+    bits->word[2][x >> 18] &= ~((uint64_t)(word == 0) << (x >> 12 & 63));
+}
+
 static inline void pd_bits_clear(struct pd_bits *bits, uint32_t x)
 {
-    if ((bits->word[0][x >> 6] &= ~(1ull << (x & 63))) != 0)
-        return;
-    if ((bits->word[1][x >> 12] &= ~(1ull << (x >> 6 & 63))) != 0)
-        return;
-    bits->word[2][x >> 18] &= ~(1ull << (x >> 12 & 63));
+    pd_bits_clear_if(bits, x, true);
 }
 
 static inline uint32_t pd_bits_highest(uint64_t word)

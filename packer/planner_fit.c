@@ -12,7 +12,7 @@
  *                                or a pair that fills the rest to the token */
 #include "packer/planner_fit.h"
 
-#include "base/check.h"
+#include "packer/planner_window_lists.h"
 
 #define PAIR_TRIES 64
 #define PAIR_TRIES_FEW \
@@ -24,43 +24,56 @@
 struct fit {
     const struct pd_rules *rules;
     struct pd_window *window;
-    struct pd_pack *pack;
-    struct pd_planner_stats *stats;
     uint32_t keys;              /* room left */
     uint64_t segments, patches; /* room left; more than there can be where there is no cap */
-    int rc;
+    uint32_t count;             /* of window->chosen */
 };
 
-static void take(struct fit *fit, uint32_t slot)
+/* Into the pack and out of its fifo; it leaves the window with the others. Never a dormant one: the
+ * part before it is older and not chosen. */
+static void choose(struct fit *fit, uint32_t slot)
 {
-    const struct pd_segment *segment = &fit->window->entries[slot].segment;
-    uint32_t age = pd_window_age(fit->window, slot);
-    if (age > fit->stats->age_max_samples)
-        fit->stats->age_max_samples = age;
-    fit->keys -= fit->window->nodes[slot].key;
+    struct pd_window *window = fit->window;
+    const struct pd_segment *segment = &window->entries[slot].segment;
+    uint32_t key = window->nodes[slot].key;
+    fit->keys -= key;
     fit->segments--;
     fit->patches -= segment->patches;
-    struct pd_pack *pack = fit->pack;
-    if (pack->segment_count < pack->segment_capacity) { /* pd_pack_push without the call */
-        pack->segments[pack->segment_count++] = *segment;
-        pack->used_slots += segment->slot_tokens;
-    } else if (fit->rc == 0) {
-        fit->rc = pd_pack_push(pack, segment);
-    }
-    pd_window_remove(fit->window, slot);
+    window->chosen[fit->count++] = slot;
+    pd_window_dequeue(window, slot, key);
+    if (segment->part_count > 1)
+        pd_window_wake(window, slot, window->nodes[slot].newer);
 }
 
-static void count_pack(const struct pd_pack *pack, struct pd_planner_stats *stats)
+/* The chosen ones from the window into the pack. */
+static int move_chosen(const struct fit *fit, struct pd_pack *pack, struct pd_planner_stats *stats)
 {
-    uint64_t samples = 0, tokens = 0;
-    for (uint32_t i = 0; i < pack->segment_count; i++) {
-        samples += pack->segments[i].part == 0;
-        tokens += pack->segments[i].length_tokens;
+    struct pd_window window = *fit->window;
+    uint64_t samples = 0, tokens = 0, age_max = stats->age_max_samples;
+    uint32_t used_slots = 0;
+    int rc = pd_pack_reserve(pack, fit->count);
+    if (rc != 0)
+        return rc;
+    struct pd_segment *segments = pack->segments;
+    for (uint32_t i = 0; i < fit->count; i++) {
+        uint32_t slot = window.chosen[i], age = pd_window_age(&window, slot);
+        const struct pd_segment *segment = &window.entries[slot].segment;
+        segments[i] = *segment;
+        samples += segment->part == 0;
+        tokens += segment->length_tokens;
+        used_slots += segment->slot_tokens;
+        age_max = age > age_max ? age : age_max;
+        pd_window_leave(&window, slot);
     }
-    stats->parts += pack->segment_count;
+    *fit->window = window;
+    pack->segment_count = fit->count;
+    pack->used_slots = used_slots;
+    stats->parts += fit->count;
     stats->samples += samples;
-    stats->used_slots += pack->used_slots;
+    stats->used_slots += used_slots;
     stats->real_tokens += tokens;
+    stats->age_max_samples = age_max;
+    return 0;
 }
 
 static bool patches_fit(const struct fit *fit, uint32_t slot)
@@ -94,15 +107,15 @@ static bool take_pair(struct fit *fit, uint32_t a, uint32_t b)
 {
     uint32_t first = pd_window_first(fit->window, a);
     uint32_t second =
-        a == b ? fit->window->nodes[first].fifo_newer : pd_window_first(fit->window, b);
+        a == b ? pd_window_next_of_size(fit->window, first) : pd_window_first(fit->window, b);
     if (second == PD_SLOT_NONE)
         return false;
     uint64_t patches = (uint64_t)fit->window->entries[first].segment.patches +
                        fit->window->entries[second].segment.patches;
     if (patches > fit->patches)
         return false;
-    take(fit, first);
-    take(fit, second);
+    choose(fit, first);
+    choose(fit, second);
     return true;
 }
 
@@ -129,14 +142,14 @@ static bool finish_pair(struct fit *fit, uint32_t tries)
  * past one that does not fit. */
 static void take_body(struct fit *fit, uint32_t rest)
 {
-    const struct pd_window *window = fit->window;
-    take(fit, window->oldest);
-    while (window->oldest != PD_SLOT_NONE && fits(fit, window->oldest)) {
-        const struct pd_node *node = &window->nodes[window->oldest];
-        bool ends = fit->keys - node->key < rest || fit->segments <= 2;
-        if (ends && node->key != fit->keys)
+    const struct pd_node *nodes = fit->window->nodes;
+    uint32_t slot = pd_window_oldest(fit->window);
+    choose(fit, slot);
+    while ((slot = nodes[slot].newer) != PD_SLOT_NONE && fits(fit, slot)) {
+        bool ends = fit->keys - nodes[slot].key < rest || fit->segments <= 2;
+        if (ends && nodes[slot].key != fit->keys)
             return;
-        take(fit, window->oldest);
+        choose(fit, slot);
     }
 }
 
@@ -151,7 +164,7 @@ static void fit_pairs(struct fit *fit, uint32_t tries)
         bool exact = fit->window->nodes[slot].key == fit->keys;
         if (!exact && finish_pair(fit, tries))
             return;
-        take(fit, slot);
+        choose(fit, slot);
     }
 }
 
@@ -160,7 +173,7 @@ static uint32_t gap_beside(const struct pd_window *window, uint32_t slot)
 {
     uint32_t key = window->nodes[slot].key, room = window->key_max - key;
     uint32_t partner = pd_bits_at_most(&window->sizes, room);
-    bool itself = partner == key && window->fifos[key].oldest == window->fifos[key].newest;
+    bool itself = partner == key && window->links[key].older == window->links[key].newer;
     if (itself)
         partner = pd_bits_at_most(&window->sizes, key - 1);
     return partner == PD_BITS_NONE ? room : room - partner;
@@ -169,7 +182,7 @@ static uint32_t gap_beside(const struct pd_window *window, uint32_t slot)
 static uint32_t tightest_seed(const struct fit *fit)
 {
     const struct pd_window *window = fit->window;
-    uint32_t slot = window->oldest, best = slot, best_gap = UINT32_MAX;
+    uint32_t slot = pd_window_oldest(window), best = slot, best_gap = UINT32_MAX;
     if (pd_window_age(window, slot) >= (uint64_t)SEED_AGE * window->limit || fit->segments < 2)
         return slot;
     for (uint32_t i = 0; i < SEEDS && slot != PD_SLOT_NONE && best_gap > 0; i++) {
@@ -185,12 +198,12 @@ static uint32_t tightest_seed(const struct fit *fit)
 
 static void fit_best(struct fit *fit, uint32_t seed)
 {
-    take(fit, seed);
+    choose(fit, seed);
     while (fit->keys > 0 && fit->segments > 0) {
         uint32_t slot = largest_at_most(fit, fit->keys);
         if (slot == PD_SLOT_NONE)
             return;
-        take(fit, slot);
+        choose(fit, slot);
     }
 }
 
@@ -199,18 +212,18 @@ static void fit_solver(struct fit *fit, struct pd_solver *solver)
     uint32_t bin = pd_solver_choose(solver, fit->window, fit->rules->segments_max);
     uint32_t slot = solver->bins[bin].first;
     while (slot != PD_SLOT_NONE) {
-        uint32_t next = fit->window->nodes[slot].bin_next;
-        take(fit, slot);
-        slot = next;
+        choose(fit, slot);
+        slot = fit->window->places[slot].bin_next;
     }
     pd_solver_took(solver, bin);
 }
 
 static void fit_sequential(struct fit *fit)
 {
-    take(fit, fit->window->oldest);
-    while (fit->window->oldest != PD_SLOT_NONE && fits(fit, fit->window->oldest))
-        take(fit, fit->window->oldest);
+    uint32_t slot = pd_window_oldest(fit->window);
+    do
+        choose(fit, slot);
+    while ((slot = fit->window->nodes[slot].newer) != PD_SLOT_NONE && fits(fit, slot));
 }
 
 /* Standard deviation below a quarter of the mean, and fewer than eight a pack. */
@@ -240,8 +253,6 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
 {
     struct fit fit = {.rules = rules,
                       .window = window,
-                      .pack = pack,
-                      .stats = stats,
                       .keys = window->key_max,
                       .segments = rules->segments_max ? rules->segments_max : UINT64_MAX,
                       .patches = rules->patches_max ? rules->patches_max : UINT64_MAX};
@@ -254,12 +265,11 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
         fit_sequential(&fit);
         break;
     case PD_STRATEGY_NONE:
-        take(&fit, window->oldest);
+        choose(&fit, pd_window_oldest(window));
         break;
     case PD_STRATEGY_BEST_FIT:
-        fit_best(&fit, window->oldest);
+        fit_best(&fit, pd_window_oldest(window));
         break;
     }
-    count_pack(pack, stats);
-    return fit.rc;
+    return move_chosen(&fit, pack, stats);
 }

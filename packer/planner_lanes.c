@@ -222,6 +222,22 @@ void pd_lanes_consume(struct pd_lanes *lanes, uint32_t lane, uint64_t slot_token
         charge(lanes, lane, slot_tokens);
 }
 
+int pd_lanes_run(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
+                 struct pd_lanes_run *run)
+{
+    const struct pd_lane *lane = &lanes->lane[0];
+    run->count = 0;
+    if (lanes->count > 1 || lanes->stopped || !lane->active)
+        return 0;
+    int rc = lanes->heads_left > 0 ? 0 : read_heads(lanes, supply, 0, lane->cursor);
+    *run = (struct pd_lanes_run){.heads = lanes->heads,
+                                 .count = lanes->heads_left,
+                                 .pass = lane->pass,
+                                 .before = limit < lane->end_at ? limit : lane->end_at,
+                                 .at = lane->cursor};
+    return rc;
+}
+
 void pd_lanes_consume_run(struct pd_lanes *lanes, uint32_t count)
 {
     PD_CHECK(count > 0 && count <= lanes->heads_left);

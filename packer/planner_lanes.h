@@ -60,19 +60,18 @@ void pd_lanes_forget(struct pd_lanes *lanes);
  * the supply's contract. */
 int pd_lanes_peek(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
                   const struct pd_head **head, uint32_t *lane) PD_MUST_CHECK;
-/* The common case in few instructions: heads of a feed's only lane that are surely next, up to
- * *count of them; NULL where pd_lanes_peek has to be asked. Each one's order and length are the
- * caller's to check with pd_lanes_sound. */
-static inline const struct pd_head *pd_lanes_run(const struct pd_lanes *lanes, uint64_t limit,
-                                                 uint32_t *count, uint64_t *before)
-{
-    const struct pd_lane *lane = &lanes->lane[0];
-    if (lanes->count > 1 || lanes->heads_left == 0 || lanes->stopped || !lane->active)
-        return NULL;
-    *count = lanes->heads_left;
-    *before = limit < lane->end_at ? limit : lane->end_at;
-    return lanes->heads;
-}
+/* The common case in few instructions: heads of a feed's only lane that are surely next where they
+ * lie before `before`; count 0 where pd_lanes_peek has to be asked. Each one's order and length are
+ * the caller's to check with pd_lanes_sound. */
+struct pd_lanes_run {
+    const struct pd_head *heads;
+    uint32_t count, pass;
+    uint64_t before;
+    struct pd_cursor at;
+};
+/* 0, or the errors of pd_lanes_peek. */
+int pd_lanes_run(struct pd_lanes *lanes, const struct pd_supply *supply, uint64_t limit,
+                 struct pd_lanes_run *run) PD_MUST_CHECK;
 static inline bool pd_lanes_sound(const struct pd_head *head, struct pd_cursor at)
 {
     bool in_order = head->block > at.block || (head->block == at.block && head->index >= at.index);

@@ -11,6 +11,7 @@
  */
 #include "packer/planner_skip.h"
 #include "packer/planner_state.h"
+#include "packer/planner_window_lists.h"
 
 enum admit { ADMIT_WHOLE, ADMIT_CUT, ADMIT_SPLIT, LEAVE_SKIPPED, LEAVE_REJECTED, LEAVE_EMPTIED };
 
@@ -29,8 +30,8 @@ static uint32_t slot_of(const struct pd_rules *rules, uint32_t tokens)
 }
 
 /* Field by field: this runs for every sample, and a literal would be built elsewhere and copied. */
-static void entry_fill(struct pd_entry *entry, const struct pd_head *head, uint32_t lane,
-                       uint32_t pass)
+static void entry_fill(struct pd_entry *restrict entry, const struct pd_head *restrict head,
+                       uint32_t lane, uint32_t pass)
 {
     struct pd_segment *segment = &entry->segment;
     segment->block = head->block;
@@ -225,10 +226,10 @@ static int draw(struct pd_planner *planner, const struct pd_supply *supply, stru
     return rc == PD_DRAW_HEAD ? (int)STEP_TOOK : refill_of(rc);
 }
 
-static bool window_has_room(const struct pd_planner *planner, uint64_t payload_bytes)
+static bool window_has_room(const struct pd_window *window, const struct pd_rules *rules,
+                            uint64_t payload_bytes)
 {
-    return planner->window.count == 0 ||
-           planner->window.payload_bytes + payload_bytes <= planner->rules.window_bytes;
+    return window->count == 0 || window->payload_bytes + payload_bytes <= rules->window_bytes;
 }
 
 static void start_pending(struct pd_planner *planner, const struct pd_entry *entry,
@@ -265,7 +266,7 @@ static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
     entry_apply_cut(entry, &cut);
     entry->segment.part = pending->split.part;
     entry->segment.slot_tokens = slot_of(&planner->rules, cut.length_tokens);
-    if (!window_has_room(planner, entry->payload_bytes))
+    if (!window_has_room(&planner->window, &planner->rules, entry->payload_bytes))
         return PD_REFILL_FULL;
     pd_window_insert(&planner->window);
     pending->split = split;
@@ -273,38 +274,57 @@ static int take_part(struct pd_planner *planner, const struct pd_supply *supply)
     return STEP_TOOK;
 }
 
-/* As many heads of the only lane as go into the window just as they are: take_next without its
- * questions, once per head. The head at which it stops is for take_next. */
-static void take_run(struct pd_planner *planner)
+/* What heads of a run are read ahead of: enough for the memory behind the caches. */
+#define AHEAD 12
+
+static void fetch_ahead(const struct pd_lanes_run *run, uint32_t taken)
 {
-    struct pd_window *window = &planner->window;
-    const struct pd_rules *rules = &planner->rules;
-    uint32_t count = 0, taken = 0, pass = planner->lanes.lane[0].pass;
-    uint64_t before = 0, limit = pd_records_limit(&planner->records);
-    const struct pd_head *heads = pd_lanes_run(&planner->lanes, limit, &count, &before);
-    struct pd_cursor at = planner->lanes.lane[0].cursor;
-    if (!heads || planner->records.skip_count > 0 || planner->records.rule_count > 0)
+    if (taken + AHEAD >= run->count)
         return;
-    if (count > pd_window_room(window))
-        count = pd_window_room(window);
-    for (; taken < count; taken++) {
-        const struct pd_head *head = &heads[taken];
-        if (!pd_lanes_sound(head, at) || head->block >= before ||
-            (head->span_count > 0 && rules->prune_count > 0) ||
-            !pd_cut_fits(head, pd_planner_room(rules)) ||
-            !window_has_room(planner, pd_head_bytes(head)))
+    const char *head = (const char *)&run->heads[taken + AHEAD];
+    __builtin_prefetch(head);
+    __builtin_prefetch(head + 64);
+}
+
+/* Whether the next head of a run goes into the window just as it is. */
+static bool goes_in(const struct pd_rules *rules, const struct pd_window *window,
+                    const struct pd_lanes_run *run, const struct pd_head *head)
+{
+    return pd_lanes_sound(head, run->at) && head->block < run->before &&
+           (head->span_count == 0 || rules->prune_count == 0) &&
+           pd_cut_fits(head, pd_planner_room(rules)) &&
+           window_has_room(window, rules, pd_head_bytes(head));
+}
+
+/* As many heads of the only lane as go into the window just as they are: take_next without its
+ * questions, once per head. The head at which it stops is for take_next. 0, or an error. */
+static int take_run(struct pd_planner *planner, const struct pd_supply *supply)
+{
+    struct pd_window window = planner->window;
+    const struct pd_rules *rules = &planner->rules;
+    struct pd_lanes_run run;
+    uint32_t taken = 0, most = pd_window_room(&window);
+    if (planner->records.skip_count > 0 || planner->records.rule_count > 0)
+        return 0;
+    int rc = pd_lanes_run(&planner->lanes, supply, pd_records_limit(&planner->records), &run);
+    for (most = most < run.count ? most : run.count; taken < most; taken++) {
+        const struct pd_head *head = &run.heads[taken];
+        fetch_ahead(&run, taken);
+        if (!goes_in(rules, &window, &run, head))
             break;
-        struct pd_entry *entry = &window->entries[pd_window_slot(window)];
-        entry_fill(entry, head, 0, pass);
+        struct pd_entry *entry = &window.entries[pd_window_slot(&window)];
+        entry_fill(entry, head, 0, run.pass);
         entry_whole(rules, entry, head);
-        pd_window_insert(window);
+        pd_window_insert_whole(&window);
         if (head->span_count > 0)
             pd_prune_see(&planner->prune_stats, head);
-        at.block = head->block;
-        at.index = head->index + 1;
+        run.at = (struct pd_cursor){head->block, head->index + 1};
     }
-    if (taken > 0)
-        pd_lanes_consume_run(&planner->lanes, taken);
+    if (taken == 0)
+        return rc;
+    planner->window = window;
+    pd_lanes_consume_run(&planner->lanes, taken);
+    return 0;
 }
 
 /* One head from its lane straight into the window. */
@@ -322,7 +342,7 @@ static int take_next(struct pd_planner *planner, const struct pd_supply *supply,
     if (admitted.how < 0)
         return admitted.how;
     if (admitted.how <= ADMIT_CUT) {
-        if (!window_has_room(planner, entry->payload_bytes))
+        if (!window_has_room(&planner->window, &planner->rules, entry->payload_bytes))
             return PD_REFILL_FULL;
         pd_window_insert(&planner->window);
     }
@@ -381,7 +401,7 @@ static int take_shuffled(struct pd_planner *planner, const struct pd_supply *sup
     } else if (leaving->cuttable) {
         start_pending(planner, leaving, NULL);
     } else {
-        if (!window_has_room(planner, leaving->payload_bytes))
+        if (!window_has_room(&planner->window, &planner->rules, leaving->payload_bytes))
             return PD_REFILL_FULL;
         planner->window.entries[pd_window_slot(&planner->window)] = *leaving;
         pd_window_insert(&planner->window);
@@ -395,13 +415,18 @@ int pd_refill(struct pd_planner *planner, const struct pd_supply *supply, uint32
     *lane = PD_LANE_NONE;
     while (pd_window_room(&planner->window) > 0) {
         bool shuffled = planner->rules.order == PD_ORDER_SHUFFLE || planner->shuffle.count > 0;
-        int rc = planner->pending.active ? take_part(planner, supply)
-                 : shuffled              ? take_shuffled(planner, supply, lane)
-                                         : take_next(planner, supply, lane);
+        int rc = 0;
+        if (!shuffled && !planner->pending.active)
+            rc = take_run(planner, supply);
+        if (rc != 0)
+            return rc;
+        if (pd_window_room(&planner->window) == 0)
+            break;
+        rc = planner->pending.active ? take_part(planner, supply)
+             : shuffled              ? take_shuffled(planner, supply, lane)
+                                     : take_next(planner, supply, lane);
         if (rc != STEP_TOOK)
             return rc;
-        if (!shuffled && !planner->pending.active)
-            take_run(planner);
     }
     return PD_REFILL_FULL;
 }

@@ -8,6 +8,7 @@
  * thread. Invariant: a sample of which a part is in a pack already stays whole. The window keeps no
  * keys, groups or versions: where a rule asks for them, heads are read again. */
 #include "packer/planner_skip.h"
+#include "packer/planner_window_lists.h"
 
 #include <xxhash.h>
 
@@ -28,7 +29,8 @@ static struct found find_sample(const struct pd_planner *planner, struct pd_skip
     const struct pd_pending *pending = &planner->pending;
     struct found found = {0};
     uint32_t last_pass = 0;
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
+    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
+         slot = window->nodes[slot].newer) {
         const struct pd_segment *segment = &window->entries[slot].segment;
         if (!same_sample(segment, skip))
             continue;
@@ -47,7 +49,7 @@ static struct found find_sample(const struct pd_planner *planner, struct pd_skip
 static void drop_entries(struct pd_planner *planner, struct pd_skip skip)
 {
     struct pd_window *window = &planner->window;
-    uint32_t slot = window->oldest;
+    uint32_t slot = pd_window_oldest(window);
     while (slot != PD_SLOT_NONE) {
         uint32_t newer = window->nodes[slot].newer;
         const struct pd_segment *segment = &window->entries[slot].segment;
@@ -150,7 +152,7 @@ static int apply_to_window(struct pd_planner *planner, const struct pd_supply *s
                            const struct pd_open_rule *open)
 {
     struct pd_window *window = &planner->window;
-    uint32_t slot = window->oldest;
+    uint32_t slot = pd_window_oldest(window);
     while (slot != PD_SLOT_NONE) {
         const struct pd_segment *segment = &window->entries[slot].segment;
         bool whole = segment->part_count == 1;

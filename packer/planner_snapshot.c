@@ -9,6 +9,7 @@
  * trusted, everything the planner asserts later is checked first. Lists and sets are rebuilt from
  * the entries, never stored. */
 #include "packer/planner_state.h"
+#include "packer/planner_window_lists.h"
 
 #include <stdlib.h>
 
@@ -210,10 +211,11 @@ static void put_window(struct pd_buf *buf, const struct pd_window *window, bool 
     put(buf, window->entered);
     put(buf, window->mean_fixed);
     put(buf, window->square_fixed);
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
+    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
+         slot = window->nodes[slot].newer) {
         put_entry(buf, &window->entries[slot]);
         put(buf, pd_window_age(window, slot));
-        put(buf, with_bins ? (uint32_t)(window->nodes[slot].bin + 1) : 0);
+        put(buf, with_bins ? (uint32_t)(window->places[slot].bin + 1) : 0);
     }
 }
 
@@ -243,7 +245,7 @@ static int get_window(struct pd_reader *reader, const struct pd_rules *rules,
         last = age;
         window->entered = entered - age - 1;
         pd_window_insert(window);
-        window->nodes[slot].bin = bin - 1;
+        window->places[slot].bin = bin - 1;
         expect(reader, bin == 0 || !pd_window_dormant(window, slot));
     }
     window->entered = entered;
@@ -257,8 +259,9 @@ static int get_solver(struct pd_reader *reader, const struct pd_rules *rules,
 {
     uint32_t packs_left = get32(reader), bin_count = get32(reader);
     expect(reader, packs_left <= PD_SOLVER_PACKS && bin_count <= PD_WINDOW_SAMPLES_MAX);
-    for (uint32_t slot = window->oldest; slot != PD_SLOT_NONE; slot = window->nodes[slot].newer) {
-        uint32_t bin = window->nodes[slot].bin;
+    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
+         slot = window->nodes[slot].newer) {
+        uint32_t bin = window->places[slot].bin;
         expect(reader, bin == PD_BIN_NONE || bin < bin_count);
     }
     uint32_t bins = bin_count > window->capacity ? bin_count : window->capacity;

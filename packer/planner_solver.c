@@ -70,13 +70,11 @@ static void bin_append(struct pd_solver *solver, struct pd_window *window, uint3
                        uint32_t slot)
 {
     struct pd_bin *at = &solver->bins[bin];
-    struct pd_node *node = &window->nodes[slot];
-    node->bin = bin;
-    node->bin_next = PD_SLOT_NONE;
-    *(at->count == 0 ? &at->first : &window->nodes[at->last].bin_next) = slot;
+    window->places[slot] = (struct pd_place){bin, PD_SLOT_NONE};
+    *(at->count == 0 ? &at->first : &window->places[at->last].bin_next) = slot;
     at->last = slot;
     at->count++;
-    at->used_keys += node->key;
+    at->used_keys += window->nodes[slot].key;
 }
 
 static uint32_t bin_open(struct pd_solver *solver)
@@ -105,7 +103,7 @@ static void solve(struct pd_solver *solver, struct pd_window *window, uint32_t s
     uint32_t key = pd_bits_at_most(&window->sizes, window->key_max);
     while (key != PD_BITS_NONE) {
         for (uint32_t slot = pd_window_first(window, key); slot != PD_SLOT_NONE;
-             slot = window->nodes[slot].fifo_newer)
+             slot = pd_window_next_of_size(window, slot))
             place(solver, window, slot, segments_max);
         key = key > 1 ? pd_bits_at_most(&window->sizes, key - 1) : PD_BITS_NONE;
     }
@@ -138,10 +136,10 @@ static uint32_t fullest(const struct pd_solver *solver, uint32_t favourite)
 uint32_t pd_solver_choose(struct pd_solver *solver, struct pd_window *window, uint32_t segments_max)
 {
     PD_CHECK(window->count > 0);
-    uint32_t oldest = window->oldest;
+    uint32_t oldest = pd_window_oldest(window);
     bool too_old = pd_window_age(window, oldest) >= (uint64_t)PD_SOLVER_AGE * window->limit;
     if (solver->packs_left > 0) {
-        uint32_t bin = window->nodes[oldest].bin;
+        uint32_t bin = window->places[oldest].bin;
         if (too_old && bin != PD_BIN_NONE)
             return bin;
         bin = fullest(solver, bin);
@@ -149,7 +147,7 @@ uint32_t pd_solver_choose(struct pd_solver *solver, struct pd_window *window, ui
             return bin;
     }
     solve(solver, window, segments_max);
-    uint32_t bin = window->nodes[oldest].bin;
+    uint32_t bin = window->places[oldest].bin;
     return too_old ? bin : fullest(solver, bin);
 }
 
@@ -169,9 +167,9 @@ void pd_solver_rebuild(struct pd_solver *solver, struct pd_window *window, uint3
     uint32_t key = pd_bits_at_most(&window->sizes, window->key_max);
     while (key != PD_BITS_NONE) {
         for (uint32_t slot = pd_window_first(window, key); slot != PD_SLOT_NONE;
-             slot = window->nodes[slot].fifo_newer)
-            if (window->nodes[slot].bin != PD_BIN_NONE)
-                bin_append(solver, window, window->nodes[slot].bin, slot);
+             slot = pd_window_next_of_size(window, slot))
+            if (window->places[slot].bin != PD_BIN_NONE)
+                bin_append(solver, window, window->places[slot].bin, slot);
         key = key > 1 ? pd_bits_at_most(&window->sizes, key - 1) : PD_BITS_NONE;
     }
 }

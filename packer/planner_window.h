@@ -1,9 +1,14 @@
 /* The window: the candidates of the next pack, by arrival and by length.
  *
- *   arrival   oldest -> ... -> newest                  (list through nodes)
- *   fifo[k]   oldest -> ... -> newest of slot size k   (list through nodes; keys are slots in
- *                                                      units of seg_align)
- *   sizes     the set of k with a fifo
+ *   arrival   nodes[0]  <-> oldest <-> ... <-> newest <-> nodes[0]
+ *   fifo k    links[k]  <-> oldest <-> ... <-> newest <-> links[k]   of slot size k; sizes are
+ *                                                                    slots in units of seg_align
+ *   sizes     the set of k with entries in fifo k
+ *
+ * Places are numbered from 1; the entry in place s has links[key_max + s]. Both lists are rings
+ * closed by a link of no entry, so that entries come and go without asking where in the list they
+ * are: with some 1,000 entries on as many sizes, whether a fifo is empty is as good as random, and
+ * a branch on it is missed every other time.
  *
  * A part of a split sample whose predecessor is still in the window is *dormant*: in the arrival
  * list, in no fifo, so parts leave in order. Every list is in arrival order, so the lists are a
@@ -14,8 +19,7 @@
 #include "packer/plan.h"
 #include "packer/planner_bits.h"
 
-#define PD_SLOT_NONE UINT32_MAX
-#define PD_SLOT_DORMANT (UINT32_MAX - 1)
+#define PD_SLOT_NONE 0u
 #define PD_BIN_NONE UINT32_MAX
 
 /* A sample, or a part of one, as it will stand in a pack. */
@@ -27,28 +31,34 @@ struct pd_entry {
     bool dropped;  /* in the shuffle buffer only: skipped by a record, leaves into nothing */
 };
 
-/* 32 bytes, so that a window of 1,024 stays in the first-level cache. */
+/* 16 bytes, so that a window of 1,024 leaves room in the first-level cache. */
 struct pd_node {
     uint32_t entered; /* how many entered the window before it, modulo 2^32 */
     uint32_t key;
-    uint32_t fifo_older, fifo_newer; /* fifo_older is PD_SLOT_DORMANT outside the fifos */
-    uint32_t older, newer;
-    uint32_t bin, bin_next; /* of the solver */
+    uint32_t older, newer; /* in order of arrival; free places: `newer` is the next free one */
 };
 
-struct pd_fifo {
-    uint32_t oldest, newest;
+/* In a fifo; numbers of links. An entry outside the fifos is linked to itself. */
+struct pd_fifo_link {
+    uint32_t older, newer;
+};
+
+/* Of the solver. */
+struct pd_place {
+    uint32_t bin, bin_next;
 };
 
 struct pd_window {
     uint32_t align, key_max;
-    uint32_t capacity; /* places there are */
-    uint32_t limit;    /* entries the refill stops at; more stay where it was lowered */
-    struct pd_node *nodes;
-    struct pd_entry *entries; /* beside nodes: the fit never reads them */
-    struct pd_fifo *fifos;
+    uint32_t capacity;        /* places there are */
+    uint32_t limit;           /* entries the refill stops at; more stay where it was lowered */
+    struct pd_node *nodes;    /* capacity + 1 each */
+    struct pd_entry *entries; /* beside nodes: the fit reads them when it has chosen */
+    struct pd_place *places;
+    uint32_t *chosen;           /* by the fit at work */
+    struct pd_fifo_link *links; /* key_max + capacity + 1 */
     struct pd_bits sizes;
-    uint32_t free, oldest, newest, count;
+    uint32_t free, count;
     uint64_t keys, payload_bytes; /* sums over the entries */
     uint64_t entered;             /* entries that ever came in */
     uint64_t mean_fixed;          /* running mean of keys, times 65,536 */
@@ -74,11 +84,11 @@ static inline uint32_t pd_window_slot(const struct pd_window *window)
 {
     return window->free;
 }
-/* Makes entries[pd_window_slot()] the newest entry. */
-void pd_window_insert(struct pd_window *window);
-/* Takes an entry out; entries[slot] stays readable until the next insert. */
-void pd_window_remove(struct pd_window *window, uint32_t slot);
-
+/* PD_SLOT_NONE: the window is empty. */
+static inline uint32_t pd_window_oldest(const struct pd_window *window)
+{
+    return window->nodes[0].newer;
+}
 /* How many entered after it. */
 static inline uint32_t pd_window_age(const struct pd_window *window, uint32_t slot)
 {
@@ -86,12 +96,22 @@ static inline uint32_t pd_window_age(const struct pd_window *window, uint32_t sl
 }
 static inline bool pd_window_dormant(const struct pd_window *window, uint32_t slot)
 {
-    return window->nodes[slot].fifo_older == PD_SLOT_DORMANT;
+    return window->links[window->key_max + slot].newer == window->key_max + slot;
+}
+/* The slot of a link, PD_SLOT_NONE for the one that closes a fifo. */
+static inline uint32_t pd_window_linked(const struct pd_window *window, uint32_t link)
+{
+    return link > window->key_max ? link - window->key_max : PD_SLOT_NONE;
 }
 /* Oldest entry of size `key`, PD_SLOT_NONE for none. */
 static inline uint32_t pd_window_first(const struct pd_window *window, uint32_t key)
 {
-    return window->fifos[key].oldest;
+    return pd_window_linked(window, window->links[key].newer);
+}
+/* The entry behind it in its fifo, PD_SLOT_NONE for none. */
+static inline uint32_t pd_window_next_of_size(const struct pd_window *window, uint32_t slot)
+{
+    return pd_window_linked(window, window->links[window->key_max + slot].newer);
 }
 static inline uint32_t pd_window_key_of(const struct pd_window *window, uint32_t tokens)
 {
