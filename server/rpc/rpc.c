@@ -16,6 +16,9 @@
  * slices. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/interposed.h"
+#include "server/rpc/read_plain.h"
+#include "server/rpc/read_tls.h"
 #include "server/rpc/tls.h"
 
 #include "base/check.h"
@@ -366,6 +369,17 @@ static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
     return rpc;
 }
 
+/* Without these nothing bounds what connections make gRPC take. */
+static int check_interposed(const struct pd_config *config, struct pd_error *error)
+{
+    int rc = pd_interposed_check("accept4", (void (*)(void))pd_accept4, error);
+    if (rc == 0)
+        rc = pd_interposed_check("recvmsg", (void (*)(void))pd_recvmsg, error);
+    if (rc == 0 && pd_config_has_tls(config))
+        rc = pd_interposed_check("SSL_read", (void (*)(void))pd_ssl_read, error);
+    return rc;
+}
+
 int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, struct pd_error *error)
 {
     struct pd_rpc *rpc = make_rpc(options);
@@ -375,7 +389,9 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     gpr_set_log_function(grpc_line);
     pd_methods_tell_metrics();
     grpc_init();
-    int rc = pd_access_new(options->config, &rpc->access, error);
+    int rc = check_interposed(options->config, error);
+    if (rc == 0)
+        rc = pd_access_new(options->config, &rpc->access, error);
     if (rc == 0)
         rc = pd_peers_new(options->config->peer_calls_max, options->config->peer_rate_max,
                           &rpc->peers, error);

@@ -3,7 +3,7 @@
     attacks.py NAME ADDRESS SECONDS [MESSAGE]     one attack; prints a JSON object of what it did
     attacks.py --list
 
-ADDRESS is host:port or unix:/path. MESSAGE: hex of a gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client
+ADDRESS is host:port, tls:host:port or unix:/path. MESSAGE: hex of a gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client
 library would not send what these send.
 """
 
@@ -13,6 +13,7 @@ import os
 import random
 import select
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -67,8 +68,39 @@ def message(data, compressed=0):
     return bytes((compressed,)) + struct.pack(">I", len(data)) + data
 
 
+class TlsSocket(ssl.SSLSocket):
+    """One that says as other sockets do when it has to wait."""
+
+    def send(self, data, flags=0):
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+    def recv(self, buflen=1024, flags=0):
+        try:
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+
+def client_context():
+    """Trusts whomever it meets."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode, made.sslsocket_class = False, ssl.CERT_NONE, TlsSocket
+    made.set_alpn_protocols(["h2"])
+    return made
+
+
+CONTEXT = client_context()
+
+
 def connect(address):
-    if address.startswith("unix:"):
+    if address.startswith("tls:"):
+        made = CONTEXT.wrap_socket(connect(address[len("tls:"):]), do_handshake_on_connect=False)
+        made.settimeout(5)
+        made.do_handshake()
+    elif address.startswith("unix:"):
         made = socket.socket(socket.AF_UNIX)
         made.settimeout(5)
         made.connect(address[len("unix:"):])
