@@ -6,6 +6,7 @@
  *
  *   log_bench [DIR] [MiB per measurement]     DIR on the disk in question, or TEST_TMPDIR, or
  * /tmp */
+#include "tests/unit/scratch.h"
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
@@ -180,14 +181,6 @@ static struct rate run_bare(uint64_t blocks, uint64_t commit_bytes, enum pd_dura
     return rate;
 }
 
-static void remove_files(const char *base)
-{
-    char command[600];
-    snprintf(command, sizeof command, "rm -rf '%s'/logbench-* '%s'/barebench-*", base, base);
-    if (system(command) != 0)
-        fprintf(stderr, "could not remove the bench's files in %s\n", base);
-}
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -220,7 +213,7 @@ static double measure(uint64_t blocks, uint64_t commit_bytes, enum pd_durability
         f.ratio[i] = packd.mb_s / bare.mb_s;
         f.bare_us[i] = bare.cpu_us;
         f.packd_us[i] = packd.cpu_us;
-        remove_files(getenv("TEST_TMPDIR"));
+        scratch_clear();
     }
     double ratio = median(f.ratio);
     printf("%-10s %-10llu %8.2f %10.1f %10.1f %12.1f %12.1f\n",
@@ -237,8 +230,6 @@ int main(int argc, char **argv)
     const char *minimum_text = getenv("PD_BENCH_MIN");
     if (argc > 1)
         setenv("TEST_TMPDIR", argv[1], 1);
-    else
-        setenv("TEST_TMPDIR", "/tmp", 0);
     uint64_t blocks = (argc > 2 ? strtoull(argv[2], NULL, 10) : 256) * (1u << 20) / BLOCK_BYTES;
     double minimum = minimum_text ? strtod(minimum_text, NULL) : 0;
     bool low = false;

@@ -42,7 +42,7 @@ class Scratch:
     """with Scratch() as directory: a directory with an empty `log` in it."""
 
     def __enter__(self):
-        self.path = tempfile.mkdtemp(prefix="packd-fault-", dir=os.environ.get("TEST_TMPDIR"))
+        self.path = tempfile.mkdtemp()
         os.mkdir(os.path.join(self.path, "log"), 0o700)
         return self.path
 

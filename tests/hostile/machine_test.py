@@ -92,7 +92,6 @@ class Controls:
 class MachineTest(unittest.TestCase):
     def setUp(self):
         self.directory = harness.scratch()
-        self.addCleanup(shutil.rmtree, self.directory, True)
         self.socket = "unix:" + os.path.join(self.directory, "s")
 
     def preloaded(self, feed=None, **extra):

@@ -63,7 +63,6 @@ def healthy(made):
 class Case(unittest.TestCase):
     def setUp(self):
         self.directory = harness.scratch()
-        self.addCleanup(shutil.rmtree, self.directory, True)
 
     def file(self, name, text):
         path = os.path.join(self.directory, name)

@@ -35,7 +35,6 @@ class DaemonFault(unittest.TestCase):
 
     def setUp(self):
         self.directory = harness.scratch()
-        self.addCleanup(shutil.rmtree, self.directory, True)
         self.socket = "unix:" + os.path.join(self.directory, "s")
 
     def daemon(self, **fault):

@@ -57,7 +57,6 @@ class PageTest(unittest.TestCase):
         if os.environ.get("PACKD_SCREENSHOTS"):
             path = os.path.join(os.environ["PACKD_SCREENSHOTS"], name + ".png")
             subprocess.run([*arguments, "--screenshot=" + path, address], capture_output=True, timeout=90, check=True)
-        shutil.rmtree(profile, ignore_errors=True)
         self.assertNotIn("hit", re.search(r"<title>(.*?)</title>", done.stdout).group(1))
         return Text(done.stdout)
 

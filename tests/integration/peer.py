@@ -16,7 +16,7 @@ import certificates
 
 
 def compile_protos():
-    out = tempfile.mkdtemp(prefix="packd-proto-", dir=os.environ.get("TEST_TMPDIR"))
+    out = tempfile.mkdtemp()
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-Iproto", f"--python_out={out}", f"--grpc_python_out={out}",
                     *(os.path.join("proto", name) for name in sorted(os.listdir("proto")) if name.endswith(".proto"))],
                    check=True)

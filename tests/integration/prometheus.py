@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -107,7 +106,6 @@ class Prometheus:
             self.process.wait()
         if kind is not None:
             print(self.log())
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self):
         with open(os.path.join(self.directory, "log"), errors="replace") as file:

@@ -4,7 +4,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import unittest
@@ -26,7 +25,6 @@ def lines(producer):
 class RollingTest(unittest.TestCase):
     def setUp(self):
         self.directory = harness.scratch()
-        self.addCleanup(shutil.rmtree, self.directory, True)
         self.socket = os.path.join(self.directory, "packd.sock")
         self.out = os.path.join(self.directory, "batches")
 

@@ -4,8 +4,8 @@
 
 #include "base/check.h"
 #include "tests/seam/seam.h"
+#include "tests/unit/scratch.h"
 
-#include <ftw.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,14 +14,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PATH_BYTES 256
+#define PATH_BYTES 300
 #define READY_TRIES 6000 /* of 10 ms: a minute, on a machine that does much else */
 
 int packd_main(int argc, char **argv);
 
 static struct {
     pthread_t thread;
-    char dir[PATH_BYTES], config[PATH_BYTES + 16], ports[PATH_BYTES + 16], data[PATH_BYTES + 16];
+    char config[PATH_BYTES], ports[PATH_BYTES], data[PATH_BYTES];
     char address[80], http[80];
     int status;
 } daemon_of = {.status = -1};
@@ -53,12 +53,10 @@ static bool read_ports(void)
 
 static void make_files(const char *config)
 {
-    const char *tmp = getenv("TEST_TMPDIR");
-    snprintf(daemon_of.dir, sizeof daemon_of.dir, "%.200s/packd-seam-XXXXXX", tmp ? tmp : "/tmp");
-    PD_CHECK(mkdtemp(daemon_of.dir));
-    snprintf(daemon_of.config, sizeof daemon_of.config, "%s/c.yaml", daemon_of.dir);
-    snprintf(daemon_of.ports, sizeof daemon_of.ports, "%s/ports", daemon_of.dir);
-    snprintf(daemon_of.data, sizeof daemon_of.data, "%s/data", daemon_of.dir);
+    const char *dir = scratch_dir();
+    snprintf(daemon_of.config, sizeof daemon_of.config, "%s/c.yaml", dir);
+    snprintf(daemon_of.ports, sizeof daemon_of.ports, "%s/ports", dir);
+    snprintf(daemon_of.data, sizeof daemon_of.data, "%s/data", dir);
     FILE *file = fopen(daemon_of.config, "w");
     PD_CHECK(file && fputs(config, file) >= 0 && fclose(file) == 0);
 }
@@ -96,16 +94,10 @@ const char *seam_daemon_http(void)
     return daemon_of.http;
 }
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *place)
-{
-    (void)info, (void)kind, (void)place;
-    return remove(path);
-}
-
 int seam_daemon_stop(void)
 {
     PD_CHECK(kill(getpid(), SIGTERM) == 0);
     PD_CHECK(pthread_join(daemon_of.thread, NULL) == 0);
-    nftw(daemon_of.dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    scratch_clear();
     return daemon_of.status;
 }

@@ -2,6 +2,7 @@
 #include "client/reader.h"
 
 #include "base/check.h"
+#include "tests/unit/scratch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,14 +15,12 @@
 
 #include <cmocka.h>
 
-static char root[256];
-
 static const char *path_of(const char *name)
 {
     static char paths[8][512];
     static unsigned next;
     char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", root, name);
+    snprintf(path, sizeof paths[0], "%s/%s", scratch_dir(), name);
     return path;
 }
 
@@ -180,17 +179,10 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const char *top = getenv("TEST_TMPDIR");
-    snprintf(root, sizeof root, "%s/reader-XXXXXX", top ? top : "/tmp");
-    if (!mkdtemp(root))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),   cmocka_unit_test(test_long_lines_cross_buffers),
         cmocka_unit_test(test_arrays),  cmocka_unit_test(test_directory),
         cmocka_unit_test(test_refused),
     };
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    return system(command) == 0 ? rc : 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "client/safetensors.h"
 
 #include "base/check.h"
+#include "tests/unit/scratch.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -44,26 +45,10 @@ static const struct pd_metadata pairs[] = {{"step", "12"},
                                            {"text", "quote \" newline \n \xc3\xa9"}};
 static const struct pd_safetensors_content content = {three, 4, pairs, 2};
 
-static char directory[512];
-
-static int setup(void **state)
-{
-    (void)state;
-    const char *base = getenv("TEST_TMPDIR");
-    snprintf(directory, sizeof directory, "%s/safetensors_test.XXXXXX", base ? base : "/tmp");
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    return rmdir(directory);
-}
-
 static char *path_of(const char *name)
 {
-    static char path[sizeof directory + 64];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
+    static char path[512];
+    snprintf(path, sizeof path, "%s/%s", scratch_dir(), name);
     return path;
 }
 
@@ -382,7 +367,7 @@ static void test_load_errors(void **state)
     struct pd_error error;
     struct pd_safetensors *file;
     assert_int_equal(pd_safetensors_load(path_of("absent"), 100, &file, &error), PD_ENOTFOUND);
-    assert_int_equal(pd_safetensors_load(directory, 100, &file, &error), PD_EINVAL);
+    assert_int_equal(pd_safetensors_load(scratch_dir(), 100, &file, &error), PD_EINVAL);
     assert_int_equal(pd_safetensors_save(path_of("a"), &content, &error), 0);
     assert_int_equal(pd_safetensors_load(path_of("a"), 100, &file, &error), PD_ELIMIT);
     assert_int_equal(truncate(path_of("a"), 100), 0);
@@ -394,7 +379,7 @@ static void test_load_errors(void **state)
 static size_t files_in_directory(void)
 {
     size_t count = 0;
-    DIR *dir = opendir(directory);
+    DIR *dir = opendir(scratch_dir());
     assert_non_null(dir);
     for (const struct dirent *entry; (entry = readdir(dir));)
         count += entry->d_name[0] != '.';
@@ -504,5 +489,5 @@ int main(void)
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_nth_allocation_fails),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "server/serve_view.h"
+#include "tests/unit/scratch.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -114,9 +115,7 @@ void seq_case_fini(struct seq_case *c)
 void seq_case_dir(struct seq_case *c, const char *name)
 {
     static int number;
-    const char *base = getenv("TEST_TMPDIR");
-    snprintf(c->dir, sizeof c->dir, "%s/%s-%ld-%d", base ? base : "/tmp", name, (long)getpid(),
-             number++);
+    snprintf(c->dir, sizeof c->dir, "%s/%s-%d", scratch_dir(), name, number++);
     assert_int_equal(mkdir(c->dir, 0700), 0);
 }
 

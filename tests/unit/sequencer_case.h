@@ -1,7 +1,7 @@
 /* A daemon's core without its wire: log, sequencer and a stand-in for serve that records what it
  * is told, driven by calls that wait for their answer.
  *
- * One case is one data directory under TEST_TMPDIR. Test thread only, but for what serve's
+ * One case is one data directory in scratch_dir(). Test thread only, but for what serve's
  * stand-in records (sequencer thread, under a lock). */
 #ifndef PD_TESTS_UNIT_SEQUENCER_CASE_H
 #define PD_TESTS_UNIT_SEQUENCER_CASE_H
