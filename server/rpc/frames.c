@@ -9,18 +9,52 @@
 #include "base/log.h"
 #include "server/metrics.h"
 
+#include <stdatomic.h>
+
 #define PREFACE_BYTES 24u
 #define SECOND_NS 1000000000u
 enum { FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_CONTINUATION = 9 };
 enum { FLAG_END_HEADERS = 4 };
 
+static _Atomic uint64_t crowded_ns; /* 0: never */
+
+void pd_frames_crowd(uint64_t now_ns)
+{
+    atomic_store_explicit(&crowded_ns, now_ns, memory_order_relaxed);
+}
+
+static bool is_crowded(uint64_t now_ns)
+{
+    uint64_t since_ns = atomic_load_explicit(&crowded_ns, memory_order_relaxed);
+    return since_ns > 0 && now_ns < since_ns + SECOND_NS;
+}
+
+static void count_second(struct pd_frames *frames, uint64_t now_ns)
+{
+    if (now_ns - frames->second_ns < SECOND_NS)
+        return;
+    frames->second_ns = now_ns;
+    frames->resets = frames->opened = 0;
+}
+
 static const char *take_reset(struct pd_frames *frames, uint64_t now_ns)
 {
-    if (now_ns - frames->second_ns >= SECOND_NS) {
-        frames->second_ns = now_ns;
-        frames->resets = 0;
-    }
+    count_second(frames, now_ns);
     return ++frames->resets > PD_FRAMES_RESETS_MAX ? "resets" : NULL;
+}
+
+static const char *take_block(struct pd_frames *frames, uint8_t kind, uint8_t flags, uint32_t size,
+                              uint64_t now_ns)
+{
+    frames->block_bytes = size + (kind == FRAME_CONTINUATION ? frames->block_bytes : 0);
+    if (frames->block_bytes > PD_FRAMES_BLOCK_BYTES_MAX)
+        return "header_block";
+    if (flags & FLAG_END_HEADERS)
+        frames->block_bytes = 0;
+    if (kind == FRAME_CONTINUATION)
+        return NULL;
+    count_second(frames, now_ns);
+    return ++frames->opened > PD_FRAMES_CROWDED_MAX && is_crowded(now_ns) ? "streams" : NULL;
 }
 
 static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
@@ -31,13 +65,8 @@ static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
     frames->skip_bytes = size;
     if (kind == FRAME_RST_STREAM)
         return take_reset(frames, now_ns);
-    if (kind != FRAME_HEADERS && kind != FRAME_CONTINUATION)
-        return NULL;
-    frames->block_bytes = size + (kind == FRAME_CONTINUATION ? frames->block_bytes : 0);
-    if (frames->block_bytes > PD_FRAMES_BLOCK_BYTES_MAX)
-        return "header_block";
-    if (flags & FLAG_END_HEADERS)
-        frames->block_bytes = 0;
+    if (kind == FRAME_HEADERS || kind == FRAME_CONTINUATION)
+        return take_block(frames, kind, flags, size, now_ns);
     return NULL;
 }
 

@@ -5,9 +5,10 @@
  *   SSL_read (read_tls.h) ───bytes───┘    a header block too long, too many streams given up:
  *                                         the connection ends
  *
- * libgrpc keeps a header block until its last frame has come, however long it is, and every stream
- * that a client opens and resets until its call was looked at: from one connection both take memory
- * without a bound, and no channel argument gives one. So packd reads along, in the functions by
+ * libgrpc keeps a header block until its last frame has come, however long it is; every stream that a
+ * client opens and resets, until its call was looked at; and every stream, if only to be refused, of
+ * a client that does not acknowledge how many it may open, or does so too early. From one connection
+ * each takes memory without a bound, and no channel argument gives one. So packd reads along, in the functions by
  * which libgrpc gets a connection's bytes. */
 #ifndef PD_SERVER_RPC_FRAMES_H
 #define PD_SERVER_RPC_FRAMES_H
@@ -22,6 +23,8 @@
 #define PD_FRAMES_BLOCK_BYTES_MAX (64u << 10)
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
+/* Streams that a connection may open within a second while calls are refused for their number. */
+#define PD_FRAMES_CROWDED_MAX 256u
 
 /* How far the frames of a connection were read. Zeroed memory is its beginning. */
 struct pd_frames {
@@ -30,17 +33,21 @@ struct pd_frames {
     bool begun, foreign; /* foreign: no HTTP/2, and not looked at any more */
     uint32_t skip_bytes; /* to the next frame header */
     uint32_t block_bytes;
-    uint32_t resets; /* since second_ns */
+    uint32_t resets, opened; /* since second_ns */
     uint64_t second_ns;
 };
 
-/* The next bytes of a connection. NULL, or what is wrong with them: "header_block", "resets". One
- * thread at a time. */
+/* The next bytes of a connection. NULL, or what is wrong with them: "header_block", "resets",
+ * "streams". One thread at a time. */
 const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_t size,
                            uint64_t now_ns) PD_MUST_CHECK;
 
 /* Counts and logs that a connection ends for what pd_frames_take found `wrong` with it; `over` says
  * which way it came, "plain" or "tls". Any thread. */
 void pd_frames_tell(const char *wrong, const char *over);
+
+/* Calls are refused at this time since too many are open: for the next second connections are held
+ * to PD_FRAMES_CROWDED_MAX. Any thread. */
+void pd_frames_crowd(uint64_t now_ns);
 
 #endif

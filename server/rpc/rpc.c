@@ -16,6 +16,7 @@
  * slices. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/frames.h"
 #include "server/rpc/interposed.h"
 #include "server/rpc/read_plain.h"
 #include "server/rpc/read_tls.h"
@@ -83,12 +84,13 @@ static void accept_post(struct pd_rpc_thread *thread, enum pd_door door);
 static int check_calls(struct pd_rpc *rpc, enum pd_door door, struct pd_error *error)
 {
     uint64_t max = (uint64_t)rpc->options.config->push_calls_max + PD_RPC_OTHER_CALLS_MAX;
-    if (door != PD_DOOR_MAIN)
-        return 0;
     pthread_mutex_lock(&rpc->lock);
     uint64_t live = rpc->live;
     pthread_mutex_unlock(&rpc->lock);
     if (live <= max)
+        return 0;
+    pd_frames_crowd(pd_clock_mono_ns());
+    if (door != PD_DOOR_MAIN)
         return 0;
     return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
                         "%" PRIu64 " calls are open: limits.push_calls and %u of other kinds", live,

@@ -35,6 +35,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # A client that takes as much as anybody likes to send.
 GREEDY = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0x7FFFFFFF)) + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 0x7FFF0000))
 OPENING = PREFACE + frame(SETTINGS, 0, 0)
+SETTLED = OPENING + frame(SETTINGS, 1, 0)  # the server's settings are acknowledged, and hold
 
 
 def integer(value, bits, first=0):
@@ -182,6 +183,7 @@ FLOODS = {
     "continuation": (continuation, {}),
     "header bomb": (header_bomb, {}),
     "streams held": (held_streams, {}),
+    "streams held, settled": (held_streams, {"opening": SETTLED}),
     "empty data": (empty_data, {}),
     "oversized frames": (lambda client: b"\xff\xff\xff" + bytes((client.count % 11, 0)) + struct.pack(">I", 1) + os.urandom(1 << 14), {}),
     "random bytes": (lambda client: os.urandom(4096), {"opening": b""}),

@@ -1,5 +1,5 @@
 /* HTTP/2 frames as gRPC's connections bring them: however they are cut, a header block without an
- * end and a flood of resets are found, and all else passes. The same through recvmsg, on sockets,
+ * end, a flood of resets and too many streams in a crowd are found, and all else passes. The same through recvmsg, on sockets,
  * and through SSL_read, on sessions that lie in memory as libgrpc's do; and that libgrpc calls
  * these. */
 #include "server/rpc/frames.h"
@@ -126,6 +126,24 @@ static void test_resets(void **state)
         size_t at = i == 0 ? 0 : sizeof preface - 1;
         assert_null(pd_frames_take(&frames, bytes + at, size - at, i * SECOND_NS / 500));
     }
+}
+
+/* How many streams a connection may open in a second once calls are refused for their number. */
+static void test_crowded(void **state)
+{
+    (void)state;
+    begin();
+    for (uint32_t i = 0; i < PD_FRAMES_CROWDED_MAX; i++)
+        put(HEADERS, i % 2 == 0 ? 4 : 0, 10);
+    pd_frames_crowd(SECOND_NS);
+    expect(NULL);
+    put(CONTINUATION, 4, 10); /* opens none */
+    expect(NULL);
+    put(HEADERS, 4, 10);
+    expect("streams");
+    assert_null(fed(100, 2 * SECOND_NS)); /* the crowd has gone */
+    pd_frames_crowd(0);
+    expect(NULL);
 }
 
 static void test_foreign(void **state)
@@ -365,15 +383,11 @@ static void test_interposed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_header_block),
-        cmocka_unit_test(test_resets),
-        cmocka_unit_test(test_foreign),
-        cmocka_unit_test(test_sockets),
-        cmocka_unit_test(test_tls_cut_anyhow),
-        cmocka_unit_test(test_tls_resets),
-        cmocka_unit_test(test_tls_ends),
-        cmocka_unit_test(test_tls_else_as_it_was),
+        cmocka_unit_test(test_passes),         cmocka_unit_test(test_header_block),
+        cmocka_unit_test(test_resets),         cmocka_unit_test(test_crowded),
+        cmocka_unit_test(test_foreign),        cmocka_unit_test(test_sockets),
+        cmocka_unit_test(test_tls_cut_anyhow), cmocka_unit_test(test_tls_resets),
+        cmocka_unit_test(test_tls_ends),       cmocka_unit_test(test_tls_else_as_it_was),
         cmocka_unit_test(test_interposed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
