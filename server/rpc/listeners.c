@@ -31,16 +31,16 @@ static int int_of(uint64_t value)
 /* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read
  * may buffer stays near the look-ahead. Frames of up to 1 MiB: fewer slices for a piece, a third
  * less time in the rpc and sequencer threads than with 16 KiB. */
-static grpc_server *make_server(const struct pd_config *config)
+static grpc_server *make_server(const struct pd_rpc *rpc, enum pd_door door)
 {
+    const struct pd_config *config = rpc->options.config;
     grpc_arg args[] = {
         int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 512 << 10),
         int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
-        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-                int_of((uint64_t)config->push_calls_max + PD_RPC_OTHER_CALLS_MAX)),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, int_of(pd_rpc_calls_max(rpc, door))),
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
@@ -64,7 +64,7 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
     for (int door = 0; door < PD_DOORS; door++) {
         if (counts[door] == 0)
             continue;
-        rpc->servers[door] = make_server(config);
+        rpc->servers[door] = make_server(rpc, (enum pd_door)door);
         if (!rpc->servers[door])
             return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
     }
