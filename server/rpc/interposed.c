@@ -17,21 +17,20 @@
 #include "base/check.h"
 
 #include <dlfcn.h>
-#include <grpc/grpc.h>
 #include <link.h>
 #include <stddef.h>
 #include <string.h>
 
 /* Of a loaded object. */
 struct tables {
-    const ElfW(Sym) * symbols;
+    const Elf64_Sym *symbols;
     const char *names;
-    const ElfW(Rela) * at_start, *at_calls;
+    const Elf64_Rela *at_start, *at_calls;
     size_t start_count, calls_count;
 };
 
 /* Some linkers leave these as distances from where the object lies. */
-static const void *address_of(const struct link_map *object, ElfW(Addr) value)
+static const void *address_of(const struct link_map *object, Elf64_Addr value)
 {
     return (const void *)(value < object->l_addr ? object->l_addr + value : value);
 }
@@ -39,9 +38,9 @@ static const void *address_of(const struct link_map *object, ElfW(Addr) value)
 static struct tables tables_of(const struct link_map *object)
 {
     struct tables t = {0};
-    for (const ElfW(Dyn) *entry = object->l_ld; entry->d_tag != DT_NULL; entry++) {
+    for (const Elf64_Dyn *entry = object->l_ld; entry->d_tag != DT_NULL; entry++) {
         const void *address = address_of(object, entry->d_un.d_ptr);
-        size_t count = entry->d_un.d_val / sizeof(ElfW(Rela));
+        size_t count = entry->d_un.d_val / sizeof(Elf64_Rela);
         switch (entry->d_tag) {
         case DT_SYMTAB:
             t.symbols = address;
@@ -68,11 +67,11 @@ static struct tables tables_of(const struct link_map *object)
     return t;
 }
 
-static bool names_it(const struct tables *t, const ElfW(Rela) * relocations, size_t count,
+static bool names_it(const struct tables *t, const Elf64_Rela *relocations, size_t count,
                      const char *name)
 {
     for (size_t i = 0; relocations && i < count; i++) {
-        const ElfW(Sym) *symbol = &t->symbols[ELF64_R_SYM(relocations[i].r_info)];
+        const Elf64_Sym *symbol = &t->symbols[ELF64_R_SYM(relocations[i].r_info)];
         if (symbol->st_shndx == SHN_UNDEF && strcmp(t->names + symbol->st_name, name) == 0)
             return true;
     }
@@ -87,12 +86,12 @@ static bool wants(const struct tables *t, const char *name)
 }
 
 /* NULL: in none. */
-static struct link_map *object_of(const void *address)
+static const struct link_map *object_of(const void *address)
 {
     Dl_info info;
-    struct link_map *object = NULL;
-    return address && dladdr1(address, &info, (void **)&object, RTLD_DL_LINKMAP) != 0 ? object
-                                                                                      : NULL;
+    void *object = NULL;
+    bool found = address && dladdr1(address, &info, &object, RTLD_DL_LINKMAP) != 0;
+    return found ? object : NULL;
 }
 
 int pd_interposed_check(const char *name, void (*own)(void), struct pd_error *error)
