@@ -24,7 +24,7 @@
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
 /* Streams that a connection may open within a second while calls are refused for their number. */
-#define PD_FRAMES_CROWDED_MAX 256u
+#define PD_FRAMES_CROWDED_MAX 1000u
 
 /* How far the frames of a connection were read. Zeroed memory is its beginning. */
 struct pd_frames {
