@@ -19,17 +19,17 @@
 
 /* One label each: id, name, label, help. Values come from a closed set in code and are told at the
  * start (pd_metric_add_labelled with 0), so that they are exported as 0. */
-#define PD_LABELLED_COUNTERS(X)                                                                   \
-    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                              \
-      "Samples refused at the door.")                                                             \
-    X(PD_M_CONNECTIONS_REFUSED, "packd_connections_refused_total", "reason",                      \
-      "Connections closed at once: limit (limits.connections, or the 32 of another address), "    \
-      "peer "                                                                                     \
-      "(limits.peer_connections), descriptors (the process has none left); and ended later: "     \
-      "header_block (HTTP/2 headers without an end), resets (more than 1,000 streams reset in "   \
-      "a second), streams (more than 1,000 opened in a second while calls are refused for their " \
-      "number).")                                                                                 \
-    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                              \
+#define PD_LABELLED_COUNTERS(X)                                                                 \
+    X(PD_M_INGEST_REJECTED, "packd_ingest_rejected_total", "reason",                            \
+      "Samples refused at the door.")                                                           \
+    X(PD_M_CONNECTIONS_REFUSED, "packd_connections_refused_total", "reason",                    \
+      "Connections closed at once: limit (limits.connections, or the 32 of another address), "  \
+      "peer "                                                                                   \
+      "(limits.peer_connections), descriptors (the process has none left); and ended later: "   \
+      "header_block (HTTP/2 headers without an end), resets (more than 1,000 streams reset in " \
+      "a second), streams (more than 256 opened in a second while an address has all calls it " \
+      "serves).")                                                                               \
+    X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                            \
       "Violations found, by structural rule or kind of the probe's, each build counted.")
 
 /* A number a feed: id, name, help. */

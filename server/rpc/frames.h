@@ -23,8 +23,8 @@
 #define PD_FRAMES_BLOCK_BYTES_MAX (64u << 10)
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
-/* Streams that a connection may open within a second while calls are refused for their number. */
-#define PD_FRAMES_CROWDED_MAX 1000u
+/* Streams that a connection may open within a second while an address has all calls it serves. */
+#define PD_FRAMES_CROWDED_MAX 256u
 
 /* How far the frames of a connection were read. Zeroed memory is its beginning. */
 struct pd_frames {
@@ -46,8 +46,8 @@ const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_
  * which way it came, "plain" or "tls". Any thread. */
 void pd_frames_tell(const char *wrong, const char *over);
 
-/* Calls are refused at this time since too many are open: for the next second connections are held
- * to PD_FRAMES_CROWDED_MAX. Any thread. */
+/* A call is refused at this time since its address has all that it serves: for the next second
+ * connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
 void pd_frames_crowd(uint64_t now_ns);
 
 #endif

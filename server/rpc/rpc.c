@@ -86,22 +86,21 @@ static int check_calls(struct pd_rpc *rpc, enum pd_door door, const struct pd_me
                        struct pd_error *error)
 {
     uint32_t open = atomic_load(&rpc->calls_open[door]), max = pd_rpc_calls_max(rpc, door);
-    uint32_t anyone = atomic_load(&rpc->anyone_open[door]);
-    int rc = 0;
 
-    if (open >= max)
-        rc = pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
-                          "%u calls are open at this address, as many as it serves (%s%u)", open,
-                          door == PD_DOOR_MAIN ? "limits.push_calls and " : "",
-                          door == PD_DOOR_MAIN ? PD_RPC_OTHER_CALLS_MAX : max);
-    else if (method->anyone && anyone >= PD_RPC_ANYONE_CALLS_MAX)
-        rc = pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
-                          "%u calls of health and reflection are open at this address, as many "
-                          "as it serves",
-                          anyone);
-    if (rc != 0)
+    if (open >= max) {
         pd_frames_crowd(pd_clock_mono_ns());
-    return rc;
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
+                            "%u calls are open at this address, as many as it serves (%s%u)", open,
+                            door == PD_DOOR_MAIN ? "limits.push_calls and " : "",
+                            door == PD_DOOR_MAIN ? PD_RPC_OTHER_CALLS_MAX : max);
+    }
+    open = atomic_load(&rpc->anyone_open[door]);
+    if (method->anyone && open >= PD_RPC_ANYONE_CALLS_MAX)
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
+                            "%u calls of health and reflection are open at this address, as many "
+                            "as it serves",
+                            open);
+    return 0;
 }
 
 static int count_peer(struct pd_rpc *rpc, grpc_call *call, uint32_t *slot, struct pd_error *error)
