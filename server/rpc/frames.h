@@ -23,7 +23,7 @@
 #define PD_FRAMES_BLOCK_BYTES_MAX (64u << 10)
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
-/* Streams that a connection may open within a second while an address has all calls it serves. */
+/* Streams that a connection may open within a second while listen has all calls it serves. */
 #define PD_FRAMES_CROWDED_MAX 256u
 
 /* How far the frames of a connection were read. Zeroed memory is its beginning. */
@@ -46,7 +46,7 @@ const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_
  * which way it came, "plain" or "tls". Any thread. */
 void pd_frames_tell(const char *wrong, const char *over);
 
-/* A call is refused at this time since its address has all that it serves: for the next second
+/* A call is refused at this time since `listen` has all that it serves: for the next second
  * connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
 void pd_frames_crowd(uint64_t now_ns);
 
