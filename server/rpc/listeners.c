@@ -1,9 +1,9 @@
 /* The listeners: a gRPC server for each door (main, Admin, health), their addresses, TLS.
  *
  * Place in the flow: rpc.c makes and binds them at start. Main thread. With a certificate every TCP
- * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. What
- * a listener accepts is asked of accept.c, which learns here which sockets are whose. It accepts no
- * call. */
+ * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode.
+ * What a listener accepts is asked of accept.c, which learns here which sockets are whose. It
+ * accepts no call. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
 #include "server/rpc/tls.h"
@@ -73,20 +73,20 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
 
 /* ---- binding ---- */
 
+static bool is_unix(const char *address)
+{
+    return strncmp(address, "unix:", 5) == 0;
+}
+
 /* "host:0" with the port that was bound; other addresses as they are. */
 static char *bound_address(const char *address, int port)
 {
     const char *colon = strrchr(address, ':');
     char *text;
 
-    if (strncmp(address, "unix:", 5) == 0 || !colon)
+    if (is_unix(address) || !colon)
         return strdup(address);
     return asprintf(&text, "%.*s:%d", (int)(colon - address), address, port) < 0 ? NULL : text;
-}
-
-static bool is_unix(const char *address)
-{
-    return strncmp(address, "unix:", 5) == 0;
 }
 
 static int set_mode(const struct pd_config *config, const char *address, struct pd_error *error)
