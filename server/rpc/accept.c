@@ -17,7 +17,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "server/metrics.h"
-#include "server/rpc/frames.h"
+#include "server/rpc/read_plain.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -103,7 +103,7 @@ int pd_accept_open(struct pd_connections *connections, struct pd_error *error)
         return pd_error_set(error, PD_EIO, "DESCRIPTORS", "no spare descriptor: %s",
                             strerror(errno));
     own.connections = connections;
-    return pd_frames_open(pd_connections_descriptors(connections), error);
+    return pd_read_plain_open(pd_connections_descriptors(connections), error);
 }
 
 int pd_accept_learn(enum pd_door door, struct pd_error *error)
@@ -118,7 +118,7 @@ void pd_accept_close(void)
     own.spare = -1;
     own.count = 0;
     own.connections = NULL;
-    pd_frames_close();
+    pd_read_plain_close();
 }
 
 /* ---- refusing ---- */
@@ -240,7 +240,7 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
             continue;
         }
         if (fd >= 0)
-            pd_frames_begin(fd);
+            pd_read_plain_begin(fd);
         if (fd >= 0 && peer && peer_bytes) {
             memcpy(peer, &from, size < *peer_bytes ? size : *peer_bytes);
             *peer_bytes = size;

@@ -1,51 +1,60 @@
-/* packd's own recvmsg, and the frames that it sees.
+/* The frames of one HTTP/2 connection, of whichever way its bytes came.
  *
- * Place in the flow: gRPC's threads call it when a connection has something to read; accept.c says
- * which descriptors are connections. One read of a connection is in flight at a time, and gRPC hands
- * it from thread to thread under its own locks, so a connection's place needs none. Invariant: it
- * gives what the kernel gave, byte for byte, or the end of the connection. A descriptor may have
- * been closed and given to somebody else since it was accepted: before a connection is ended its
- * inode is compared. It decodes no header and answers no frame. */
+ * Place in the flow: read_plain.c and read_tls.c hand on what gRPC has just read, on gRPC's threads;
+ * each holds a struct pd_frames per connection and sees to it that one thread at a time is there.
+ * Invariant: however the bytes are cut, the answer is the same. It reads frame headers alone:
+ * it decodes no header block and answers no frame. */
 #include "server/rpc/frames.h"
 
-#include "base/check.h"
-#include "base/clock.h"
 #include "base/log.h"
 #include "server/metrics.h"
 
-#include <errno.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define PREFACE_BYTES 24u
 #define SECOND_NS 1000000000u
 enum { FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_CONTINUATION = 9 };
 enum { FLAG_END_HEADERS = 4 };
 
-struct place {
-    atomic_bool watched;
-    ino_t inode;
-    struct pd_frames frames;
-};
+static _Atomic uint64_t crowded_ns; /* 0: never */
 
-static struct {
-    struct place *places;
-    uint32_t count;
-} own;
+void pd_frames_crowd(uint64_t now_ns)
+{
+    atomic_store_explicit(&crowded_ns, now_ns, memory_order_relaxed);
+}
 
-/* ---- frames ---- */
+static bool is_crowded(uint64_t now_ns)
+{
+    uint64_t since_ns = atomic_load_explicit(&crowded_ns, memory_order_relaxed);
+    return since_ns > 0 && now_ns < since_ns + SECOND_NS;
+}
+
+static void count_second(struct pd_frames *frames, uint64_t now_ns)
+{
+    if (now_ns - frames->second_ns < SECOND_NS)
+        return;
+    frames->second_ns = now_ns;
+    frames->resets = frames->opened = 0;
+}
 
 static const char *take_reset(struct pd_frames *frames, uint64_t now_ns)
 {
-    if (now_ns - frames->second_ns >= SECOND_NS) {
-        frames->second_ns = now_ns;
-        frames->resets = 0;
-    }
+    count_second(frames, now_ns);
     return ++frames->resets > PD_FRAMES_RESETS_MAX ? "resets" : NULL;
+}
+
+static const char *take_block(struct pd_frames *frames, uint8_t kind, uint8_t flags, uint32_t size,
+                              uint64_t now_ns)
+{
+    frames->block_bytes = size + (kind == FRAME_CONTINUATION ? frames->block_bytes : 0);
+    if (frames->block_bytes > PD_FRAMES_BLOCK_BYTES_MAX)
+        return "header_block";
+    if (flags & FLAG_END_HEADERS)
+        frames->block_bytes = 0;
+    if (kind == FRAME_CONTINUATION)
+        return NULL;
+    count_second(frames, now_ns);
+    return ++frames->opened > PD_FRAMES_CROWDED_MAX && is_crowded(now_ns) ? "streams" : NULL;
 }
 
 static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
@@ -56,13 +65,8 @@ static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
     frames->skip_bytes = size;
     if (kind == FRAME_RST_STREAM)
         return take_reset(frames, now_ns);
-    if (kind != FRAME_HEADERS && kind != FRAME_CONTINUATION)
-        return NULL;
-    frames->block_bytes = size + (kind == FRAME_CONTINUATION ? frames->block_bytes : 0);
-    if (frames->block_bytes > PD_FRAMES_BLOCK_BYTES_MAX)
-        return "header_block";
-    if (flags & FLAG_END_HEADERS)
-        frames->block_bytes = 0;
+    if (kind == FRAME_HEADERS || kind == FRAME_CONTINUATION)
+        return take_block(frames, kind, flags, size, now_ns);
     return NULL;
 }
 
@@ -94,73 +98,8 @@ const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_
     return NULL;
 }
 
-/* ---- connections ---- */
-
-int pd_frames_open(uint32_t descriptors_max, struct pd_error *error)
+void pd_frames_tell(const char *wrong, const char *over)
 {
-    PD_CHECK(!own.places);
-    own.places = calloc(descriptors_max, sizeof(*own.places));
-    if (!own.places)
-        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u connections",
-                            descriptors_max);
-    own.count = descriptors_max;
-    return 0;
-}
-
-void pd_frames_close(void)
-{
-    own.count = 0;
-    free(own.places);
-    own.places = NULL;
-}
-
-void pd_frames_begin(int fd)
-{
-    struct stat file;
-    if ((uint32_t)fd >= own.count || fstat(fd, &file) != 0)
-        return;
-    struct place *place = &own.places[fd];
-    place->frames = (struct pd_frames){0};
-    place->inode = file.st_ino;
-    atomic_store(&place->watched, true);
-}
-
-static const char *look_at(struct place *place, const struct msghdr *message, size_t size)
-{
-    uint64_t now_ns = pd_clock_mono_ns();
-    const char *wrong = NULL;
-    for (size_t i = 0; i < message->msg_iovlen && size > 0 && !wrong; i++) {
-        const struct iovec *part = &message->msg_iov[i];
-        size_t some = part->iov_len < size ? part->iov_len : size;
-        wrong = pd_frames_take(&place->frames, part->iov_base, some, now_ns);
-        size -= some;
-    }
-    return wrong;
-}
-
-static bool is_same(const struct place *place, int fd)
-{
-    struct stat file;
-    return fstat(fd, &file) == 0 && file.st_ino == place->inode;
-}
-
-ssize_t pd_recvmsg(int fd, struct msghdr *message, int flags)
-{
-    ssize_t got = syscall(SYS_recvmsg, fd, message, flags);
-    if (got <= 0 || (uint32_t)fd >= own.count || flags != 0)
-        return got;
-    struct place *place = &own.places[fd];
-    if (!atomic_load_explicit(&place->watched, memory_order_acquire))
-        return got;
-    const char *wrong = look_at(place, message, (size_t)got);
-    if (!wrong && !place->frames.foreign)
-        return got;
-    atomic_store(&place->watched, false);
-    if (!wrong || !is_same(place, fd))
-        return got;
     pd_metric_add_labelled(PD_M_CONNECTIONS_REFUSED, wrong, 1);
-    pd_log(PD_LOG_WARN, "connection_cut", "reason=%s", wrong);
-    (void)shutdown(fd, SHUT_RDWR);
-    errno = ECONNRESET;
-    return -1;
+    pd_log(PD_LOG_WARN, "connection_cut", "reason=%s over=%s", wrong, over);
 }

@@ -1,14 +1,15 @@
 /* What the frames of an HTTP/2 connection may ask of gRPC.
  *
- *   recvmsg ──bytes──> pd_frames_take: hops from frame header to frame header ──> gRPC
- *                       a header block too long, too many streams given up ──> the connection ends
+ *   recvmsg  (read_plain.h) ──bytes──┐
+ *                                    ├──> pd_frames_take: hops from frame header to frame header
+ *   SSL_read (read_tls.h) ───bytes───┘    a header block too long, too many streams given up:
+ *                                         the connection ends
  *
- * libgrpc keeps a header block until its last frame has come, however long it is, and every stream
- * that a client opens and resets until its call was looked at: from one connection both take memory
- * without a bound, and no channel argument gives one. It reads with recvmsg by its public name, and
- * a program's own function of a name comes before that of a library: so packd defines recvmsg, for
- * all in its process. Sockets that no door has accepted get the kernel's answer as it is; so does a
- * connection whose first bytes are no HTTP/2, as under TLS. */
+ * libgrpc keeps a header block until its last frame has come, however long it is; every stream that a
+ * client opens and resets, until its call was looked at; and every stream, if only to be refused, of
+ * a client that does not acknowledge how many it may open, or does so too early. From one connection
+ * each takes memory without a bound, and no channel argument gives one. So packd reads along, in the functions by
+ * which libgrpc gets a connection's bytes. */
 #ifndef PD_SERVER_RPC_FRAMES_H
 #define PD_SERVER_RPC_FRAMES_H
 
@@ -17,12 +18,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/socket.h>
 
 /* HEADERS and its CONTINUATIONs; gRPC takes 8 KiB of metadata. */
 #define PD_FRAMES_BLOCK_BYTES_MAX (64u << 10)
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
+/* Streams that a connection may open within a second while listen has all calls it serves. */
+#define PD_FRAMES_CROWDED_MAX 256u
 
 /* How far the frames of a connection were read. Zeroed memory is its beginning. */
 struct pd_frames {
@@ -31,24 +33,21 @@ struct pd_frames {
     bool begun, foreign; /* foreign: no HTTP/2, and not looked at any more */
     uint32_t skip_bytes; /* to the next frame header */
     uint32_t block_bytes;
-    uint32_t resets; /* since second_ns */
+    uint32_t resets, opened; /* since second_ns */
     uint64_t second_ns;
 };
 
-/* The next bytes of a connection. NULL, or what is wrong with them: "header_block", "resets". One
- * thread at a time. */
+/* The next bytes of a connection. NULL, or what is wrong with them: "header_block", "resets",
+ * "streams". One thread at a time. */
 const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_t size,
                            uint64_t now_ns) PD_MUST_CHECK;
 
-/* One for the process: places for descriptors below `descriptors_max`, of others nothing is looked
- * at. PD_ENOMEM. Main thread. */
-int pd_frames_open(uint32_t descriptors_max, struct pd_error *error) PD_MUST_CHECK;
-/* After gRPC has closed its connections; nothing is left where nothing was opened. */
-void pd_frames_close(void);
-/* The descriptor is a new connection's, that gRPC has not read from yet. Any thread. */
-void pd_frames_begin(int fd);
+/* Counts and logs that a connection ends for what pd_frames_take found `wrong` with it; `over` says
+ * which way it came, "plain" or "tls". Any thread. */
+void pd_frames_tell(const char *wrong, const char *over);
 
-/* recvmsg(2), for libraries that call it. */
-ssize_t pd_recvmsg(int fd, struct msghdr *message, int flags) __asm__("recvmsg");
+/* A call is refused at this time since `listen` has all that it serves: for the next second
+ * connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
+void pd_frames_crowd(uint64_t now_ns);
 
 #endif

@@ -16,7 +16,11 @@
  * slices. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/frames.h"
 #include "server/rpc/grpc_log.h"
+#include "server/rpc/interposed.h"
+#include "server/rpc/read_plain.h"
+#include "server/rpc/read_tls.h"
 #include "server/rpc/tls.h"
 
 #include "base/check.h"
@@ -83,11 +87,14 @@ static int check_calls(struct pd_rpc *rpc, enum pd_door door, const struct pd_me
 {
     uint32_t open = atomic_load(&rpc->calls_open[door]), max = pd_rpc_calls_max(rpc, door);
 
-    if (open >= max)
+    if (open >= max) {
+        if (door == PD_DOOR_MAIN)
+            pd_frames_crowd(pd_clock_mono_ns());
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
                             "%u calls are open at this address, as many as it serves (%s%u)", open,
                             door == PD_DOOR_MAIN ? "limits.push_calls and " : "",
                             door == PD_DOOR_MAIN ? PD_RPC_OTHER_CALLS_MAX : max);
+    }
     open = atomic_load(&rpc->anyone_open[door]);
     if (method->anyone && open >= PD_RPC_ANYONE_CALLS_MAX)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
@@ -374,6 +381,17 @@ static struct pd_rpc *make_rpc(const struct pd_rpc_options *options)
     return rpc;
 }
 
+/* Without these nothing bounds what connections make gRPC take. */
+static int check_interposed(const struct pd_config *config, struct pd_error *error)
+{
+    int rc = pd_interposed_check("accept4", (void (*)(void))pd_accept4, error);
+    if (rc == 0)
+        rc = pd_interposed_check("recvmsg", (void (*)(void))pd_recvmsg, error);
+    if (rc == 0 && pd_config_has_tls(config))
+        rc = pd_interposed_check("SSL_read", (void (*)(void))pd_ssl_read, error);
+    return rc;
+}
+
 int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, struct pd_error *error)
 {
     struct pd_rpc *rpc = make_rpc(options);
@@ -383,7 +401,9 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
     pd_grpc_log_start();
     pd_methods_tell_metrics();
     grpc_init();
-    int rc = pd_access_new(options->config, &rpc->access, error);
+    int rc = check_interposed(options->config, error);
+    if (rc == 0)
+        rc = pd_access_new(options->config, &rpc->access, error);
     if (rc == 0)
         rc = pd_peers_new(options->config->peer_calls_max, options->config->peer_rate_max,
                           &rpc->peers, error);

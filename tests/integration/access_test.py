@@ -13,54 +13,16 @@ import unittest
 
 import harness
 import peer
+from certificates import SERVER_NAME, Authority, read
 
 grpc, pb, rpc = peer.grpc, peer.pb, peer.rpc
 CODE = grpc.StatusCode
-SERVER_NAME = "packd.test"
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
-class Authority:
-    """A certificate authority in a directory, and certificates from it."""
-
-    def __init__(self, directory, name):
-        self.directory, self.name = directory, name
-        self.cert, self.key = self.path("ca.crt"), self.path("ca.key")
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}", "-days", "2",
-                "-keyout", self.key, "-out", self.cert)
-
-    def path(self, name):
-        return os.path.join(self.directory, f"{self.name}-{name}")
-
-    def issue(self, common_name, days="2"):
-        """(certificate, key) files; days "-1" makes one that has expired."""
-        base = self.path(f"{common_name}-{days}")
-        cert, key, request, extra = base + ".crt", base + ".key", base + ".csr", base + ".ext"
-        with open(extra, "w") as file:
-            file.write(f"subjectAltName=DNS:{common_name}\n")
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)
-        openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", days, "-extfile", extra, "-out", cert)
-        return cert, key
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 @contextlib.contextmanager
 def channel(address, ca=None, cert=None, key=None):
     """Plain without `ca`."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_retries", 0)]
-    if ca:
-        credentials = grpc.ssl_channel_credentials(read(ca), read(key) if key else None, read(cert) if cert else None)
-        made = grpc.secure_channel(address, credentials, options)
-    else:
-        made = grpc.insecure_channel(address, options)
-    with made:
+    with peer.channel(peer.Secure(address, ca, cert, key) if ca else address, [("grpc.enable_retries", 0)]) as made:
         yield made
 
 
@@ -223,6 +185,27 @@ class TlsTest(Case):
         with self.assertRaises(AssertionError) as caught:
             packd.start()
         self.assertIn("cannot be used together", str(caught.exception))
+
+    def test_much_of_it(self):
+        """Blocks of megabytes in messages of one, and their batches back, between ends that both have certificates: every token, and nobody cut off."""
+        auth = [{"name": "trainer", "certificate": "trainer", "roles": ["produce", "read", "admin"]}]
+        samples = [[(seq * 31 + i) % 50000 for i in range(1024)] for seq in range(2048)]
+        with harness.Daemon([{"name": "default", "seq_len": 4096, "window": 16}], extra={"auth": auth, "tls": {"cert": self.cert, "key": self.key,
+                                                                                                          "client_ca": self.ca.cert}}) as packd:
+            address = peer.Secure(packd.address, self.ca.cert, self.client_cert, self.client_key)
+            push = peer.Push(address)
+            push.welcome()
+            for first in range(0, len(samples), 1024):
+                push.block(samples[first:first + 1024])
+            push.wait_durable(len(samples))
+            push.end_stream()
+            push.close()
+            peer.end_feed(address)
+            fetch = peer.Fetch(address, peer.open_job(address, rows=4))
+            got = {seq: tokens for batch in fetch.all() for (_, seq, _), tokens in batch.samples()}
+            fetch.close()
+            self.assertTrue(got == dict(enumerate(samples)), f"{len(got)} samples, not all as they were pushed")
+            self.assertEqual({key: value for key, value in packd.metrics().items() if key.startswith("packd_connections_refused_total") and value}, {})
 
     def test_packctl_speaks_tls(self):
         token = self.file("token", "an operator's long token\n")

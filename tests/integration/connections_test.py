@@ -13,6 +13,7 @@ import access_test
 import harness
 import peer
 from access_test import CODE, channel, code_of, healthy, status
+from certificates import SERVER_NAME, Authority
 
 # Runs packd with a seccomp filter under which accept4 fails with EINVAL (22) and all else is as it was.
 DEAF = """#!/usr/bin/python3
@@ -234,8 +235,8 @@ class DescriptorsTest(Case):
 class TlsTest(access_test.Case):
     def test_half_open_handshakes(self):
         """They take places for limits.handshake, and no more; the cap holds as without TLS."""
-        ca = access_test.Authority(self.directory, "ca")
-        cert, key = ca.issue(access_test.SERVER_NAME)
+        ca = Authority(self.directory, "ca")
+        cert, key = ca.issue(SERVER_NAME)
         extra = {"tls": {"cert": cert, "key": key}, "limits": {"connections": 50, "peer_connections": 20, "handshake": "1s"}}
         with harness.Daemon(extra=extra) as packd, channel(packd.address, ca.cert) as made:
             self.assertEqual(code_of(lambda: status(made)), CODE.OK)

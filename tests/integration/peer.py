@@ -12,6 +12,8 @@ import tempfile
 import grpc
 import numpy as np
 
+import certificates
+
 
 def compile_protos():
     out = tempfile.mkdtemp()
@@ -32,8 +34,20 @@ DTYPES = {pb.DTYPE_INT32: np.int32, pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64
 CALL_S = 60
 
 
-def channel(address):
-    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+class Secure(str):
+    """An address that speaks TLS; `ca` is the file of whom to trust, `cert` and `key` are the client's own where it has some."""
+
+    def __new__(cls, address, ca, cert=None, key=None):
+        made = super().__new__(cls, address)
+        made.credentials = grpc.ssl_channel_credentials(*(certificates.read(path) if path else None for path in (ca, key, cert)))
+        return made
+
+
+def channel(address, options=()):
+    options = [("grpc.use_local_subchannel_pool", 1), *options]
+    if isinstance(address, Secure):
+        return grpc.secure_channel(address, address.credentials, [("grpc.ssl_target_name_override", certificates.SERVER_NAME), *options])
+    return grpc.insecure_channel(address, options)
 
 
 def error_detail(error):
