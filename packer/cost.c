@@ -104,13 +104,6 @@ uint64_t pd_cost_crossover_tokens(struct pd_cost cost)
     return cost.beta == 0 ? UINT64_MAX : (uint64_t)cost.alpha / cost.beta + 1;
 }
 
-uint32_t pd_time_cut_ppm(uint64_t speedup_milli)
-{
-    if (speedup_milli <= 1000)
-        return 0;
-    return PD_PPM - (uint32_t)((uint64_t)PD_PPM * 1000 / speedup_milli);
-}
-
 uint64_t pd_speedup_milli(int64_t time_cut_ppm)
 {
     if (time_cut_ppm >= PD_PPM)

@@ -59,11 +59,9 @@ enum pd_regime pd_cost_regime(struct pd_cost cost, uint64_t tokens);
 /* The length from which on a segment is in the quadratic regime, UINT64_MAX for beta 0. */
 uint64_t pd_cost_crossover_tokens(struct pd_cost cost);
 
-/* A throughput of speedup/1000 times the old one cuts the time by this many parts per million
- * (1,880 -> 468,085); 0 where it is not faster. */
-uint32_t pd_time_cut_ppm(uint64_t speedup_milli);
-/* The other way round, rounded: 468,085 -> 1,880. UINT64_MAX for a cut of everything; a negative
- * saving gives less than 1,000. */
+/* How much faster, in thousandths, it gets where the time is cut by so many parts per million,
+ * rounded: 468,085 -> 1,880. UINT64_MAX for a cut of everything; a negative saving gives less than
+ * 1,000. */
 uint64_t pd_speedup_milli(int64_t time_cut_ppm);
 
 /* What a sample of `tokens` keeps when a view with this share of its tokens, or of so many tokens,

@@ -264,21 +264,6 @@ static uint64_t lower(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-uint64_t pd_planner_lowest_block(const struct pd_planner *planner)
-{
-    const struct pd_window *window = &planner->window;
-    uint64_t lowest = planner->pending.active ? planner->pending.entry.segment.block : UINT64_MAX;
-    for (uint32_t slot = pd_window_oldest(window); slot != PD_SLOT_NONE;
-         slot = window->nodes[slot].newer)
-        lowest = lower(lowest, window->entries[slot].segment.block);
-    for (uint32_t i = 0; i < planner->shuffle.count; i++)
-        lowest = lower(lowest, planner->shuffle.entries[i].segment.block);
-    for (uint32_t i = 0; i < planner->lanes.count; i++)
-        if (pd_lanes_repeats(&planner->lanes, i))
-            lowest = lower(lowest, planner->lanes.lane[i].first_block);
-    return lowest;
-}
-
 static void hold(uint64_t *floors, const struct pd_entry *entry)
 {
     floors[entry->lane] = lower(floors[entry->lane], entry->segment.block);

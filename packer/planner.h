@@ -95,8 +95,8 @@ struct pd_live_rules {
  *
  * `at` is the lane's cursor as a rule; {0, 0} when a repeated lane starts its next pass; and below
  * the cursor when the head of a split sample is read again, part by part, or that of a sample that
- * a skip rule may fit (never below pd_planner_lowest_block). With several lanes, reads alternate
- * between them. */
+ * a skip rule may fit (never below the lane's floor, see pd_planner_floors). With several lanes,
+ * reads alternate between them. */
 struct pd_supply {
     void *ctx;
     /* Heads of `lane` from `at` on, in order: sets *heads to `count` consecutive ones and returns
@@ -220,13 +220,10 @@ const struct pd_rules *pd_planner_rules(const struct pd_planner *planner);
 /* The first pack that a change told now can act on: its from_pack must not be lower. */
 uint64_t pd_planner_change_pack(const struct pd_planner *planner);
 
-/* The lowest block that the window and the buffer still need, and the first block of each lane that
- * will be repeated; or UINT64_MAX. The log must keep it. Walks window and buffer: once per trim,
- * not per pack. */
-uint64_t pd_planner_lowest_block(const struct pd_planner *planner);
-/* The same lane by lane, with the cursors: floors[i] is the lowest block of lane i that packs still
- * to be made can use; every block of the lane below it is in packs made before, or in none.
- * `floors` has room for lane_count numbers. */
+/* What the log must keep: floors[i] is the lowest block of lane i that packs still to be made can
+ * use, of window, buffer, cursor, and of a lane that will be repeated the first; every block of the
+ * lane below it is in packs made before, or in none. `floors` has room for lane_count numbers.
+ * Walks window and buffer: once per trim, not per pack. */
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors);
 /* The block of the sample that has been in the window longest; UINT64_MAX: the window is empty. */
 uint64_t pd_planner_oldest_block(const struct pd_planner *planner);

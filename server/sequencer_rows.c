@@ -173,7 +173,7 @@ int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row)
 
 /* ---- feeds ---- */
 
-void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row)
+static void encode_feed(const struct pd_seq_feed *feed, struct pd_buf *row)
 {
     pd_buf_put_u8(row, FEED_VERSION);
     put_text(row, feed->name);
@@ -309,7 +309,7 @@ static int write_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
 {
     if (feed->dirty) {
         pd_buf_clear(&seq->row);
-        pd_seq_feed_encode(feed, &seq->row);
+        encode_feed(feed, &seq->row);
         int rc = write_row(seq, PD_TABLE_FEEDS, feed->number, 0);
         if (rc)
             return rc;

@@ -305,8 +305,10 @@ static void copy_name(char name[PD_NAME_MAX + 1], struct text text)
     name[size] = 0;
 }
 
-int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
-                          const struct pd_buf *settings, struct pd_error *error)
+/* Gives the sources and views that pruning rules name their numbers, before a sample may bring
+ * them. PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_SOURCES; what writing to the log says. */
+static int number_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
+                        const struct pd_buf *settings, struct pd_error *error)
 {
     static const char *const keys[] = {"drop_views", "keep_frames"};
     int rc = 0;
@@ -464,7 +466,7 @@ const struct pd_feed_config *pd_seq_file_feed(const struct pd_sequencer *seq,
 int pd_seq_settings_record(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                            struct pd_buf *settings, struct pd_error *error)
 {
-    int rc = pd_seq_settings_names(seq, feed, settings, error);
+    int rc = number_names(seq, feed, settings, error);
     if (rc)
         return rc;
     struct pd_buf swap = feed->settings;

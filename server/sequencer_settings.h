@@ -19,10 +19,6 @@ int pd_seq_settings_act(struct pd_sequencer *seq, struct pd_seq_feed *feed,
 /* Sets the rules that settings name; the weights of their sources, returns how many there are. */
 void pd_seq_settings_rules(const struct pd_seq_feed *feed, const struct pd_buf *settings,
                            struct pd_live_rules *live);
-/* Gives the sources and views that pruning rules name their numbers, before a sample may bring
- * them. PD_ELIMIT TOO_MANY_VIEWS, TOO_MANY_SOURCES; what writing to the log says. */
-int pd_seq_settings_names(struct pd_sequencer *seq, struct pd_seq_feed *feed,
-                          const struct pd_buf *settings, struct pd_error *error) PD_MUST_CHECK;
 uint32_t pd_seq_settings_weights(const struct pd_buf *settings,
                                  uint32_t weights[PD_LANES_WEIGHTED_MAX]);
 /* The feed as the file that was read last says it. */

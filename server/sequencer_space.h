@@ -45,8 +45,6 @@ uint64_t pd_seq_share_bytes(const struct pd_sequencer *seq, const struct pd_seq_
 uint64_t pd_seq_snapshot_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
 int pd_seq_mark_add(struct pd_sequencer *seq, struct pd_seq_feed *feed, uint64_t position,
                     uint64_t packs, struct pd_error *error) PD_MUST_CHECK;
-/* The lowest step that the job's retained commits can lead back to. */
-uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job);
 /* The first step that a commit could still be for: behind the last one, and what is left out. */
 uint64_t pd_seq_job_done(const struct pd_seq_job *job);
 /* Next step after the last one its ranks may have: until one is delivered after a restart, every

@@ -11,7 +11,6 @@ void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row
 int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row) PD_MUST_CHECK;
 void pd_seq_job_encode(const struct pd_seq_job *job, struct pd_buf *row);
 int pd_seq_job_decode(struct pd_seq_job *job, struct pd_reader row) PD_MUST_CHECK;
-void pd_seq_feed_encode(const struct pd_seq_feed *feed, struct pd_buf *row);
 int pd_seq_feed_decode(struct pd_seq_feed *feed, struct pd_reader row) PD_MUST_CHECK;
 /* Writes every dirty row. */
 int pd_seq_rows_write(struct pd_sequencer *seq) PD_MUST_CHECK;

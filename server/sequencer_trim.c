@@ -117,7 +117,8 @@ static uint32_t oldest_commit(const struct pd_seq_job *job, const struct pd_job_
     return oldest;
 }
 
-uint64_t pd_seq_job_floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
+/* The lowest step that the job's retained commits can lead back to. */
+static uint64_t floor_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
 {
     if (job->commit_count == 0)
         return job->first_step;
@@ -150,7 +151,7 @@ uint64_t pd_seq_job_reached(const struct pd_seq_feed *feed, const struct pd_seq_
 static uint64_t job_floor_pack(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
 {
     struct pd_job_steps steps = pd_seq_job_steps(feed, job);
-    return pd_job_step_needs(&steps, pd_seq_job_floor_step(feed, job));
+    return pd_job_step_needs(&steps, floor_step(feed, job));
 }
 
 uint64_t pd_seq_lowest_step(const struct pd_seq_feed *feed, const struct pd_seq_job *job)
@@ -339,7 +340,7 @@ bool pd_seq_give_up_commit(struct pd_seq_feed *feed)
     if (!job || !(feed->waiting || feed->log_short) || feed->trimming || feed->trim_wanted ||
         awaited_job(feed) || !has_received_all(feed, job))
         return false;
-    uint64_t floor = pd_seq_job_floor_step(feed, job);
+    uint64_t floor = floor_step(feed, job);
     if (job->committed == 0 || floor >= pd_seq_job_done(job))
         return false;
     job->given_up = next_kept(job, floor);
@@ -376,14 +377,14 @@ bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     const char *awaited = awaited_job(feed);
     *stall = (struct pd_stall){0};
     if (feed->trimming ||
-        (!awaited && (!job || pd_seq_job_reached(feed, job) <= pd_seq_job_floor_step(feed, job))))
+        (!awaited && (!job || pd_seq_job_reached(feed, job) <= floor_step(feed, job))))
         return false;
     snprintf(stall->feed, sizeof stall->feed, "%s", feed->name);
     snprintf(stall->job, sizeof stall->job, "%s", awaited ? awaited : job->spec.name);
     if (awaited) {
         stall->bytes_held = (feed->packs - feed->lowest_pack) * pack_bytes(feed);
     } else {
-        stall->first_step = pd_seq_job_floor_step(feed, job);
+        stall->first_step = floor_step(feed, job);
         pd_seq_job_held(feed, job, &stall->bytes_held, &stall->bytes_per_step);
     }
     stall->bytes_max = pd_seq_room_bytes(seq, feed);

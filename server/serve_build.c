@@ -264,8 +264,9 @@ static int build(struct pd_worker *worker, struct task *task, struct pd_box *box
 
 /* ---- settle: under the lock again ---- */
 
-void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error,
-                  struct pd_after *after)
+/* Halts a feed: everything of its jobs is dropped, later gets are answered with *error. */
+static void halt_feed(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error,
+                      struct pd_after *after)
 {
     struct pd_serve_feed *feed = &serve->feeds[feed_index];
     if (feed->halted)
@@ -398,7 +399,7 @@ static bool settle(struct pd_serve *serve, struct task *task, struct pd_box *box
     if (rc == PD_ECORRUPT && finding->text[0]) {
         uint32_t feed_index = entry->key.feed_index;
         pd_entry_fail(serve, entry, error, after);
-        pd_feed_halt(serve, feed_index, error, after);
+        halt_feed(serve, feed_index, error, after);
         return false;
     }
     pd_entry_fail(serve, entry, error, after);
@@ -417,7 +418,7 @@ void pd_serve_skip_failed(struct pd_serve *serve, const struct pd_skip_order *or
     pthread_mutex_lock(&serve->lock);
     const struct pd_serve_job *job = pd_job_find(serve, order->feed_index, order->job_id);
     if (job && job->info.generation == order->generation)
-        pd_feed_halt(serve, order->feed_index, &why, &after);
+        halt_feed(serve, order->feed_index, &why, &after);
     pthread_mutex_unlock(&serve->lock);
     pd_after_run(&after);
 }

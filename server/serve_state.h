@@ -211,7 +211,6 @@ void pd_job_hold(struct pd_serve *serve, struct pd_serve_job *job, uint64_t step
  * `measured_bytes` where that is larger. */
 void pd_job_slot(const struct pd_serve *serve, struct pd_serve_job *job, uint64_t measured_bytes);
 
-int pd_entry_compare(const struct pd_entry *a, const struct pd_entry *b);
 struct pd_entry *pd_entry_find(struct pd_serve_job *job, const struct pd_batch_key *key);
 /* The first entry at or after (step, 0, 0). */
 struct pd_entry *pd_entry_from(struct pd_serve_job *job, uint64_t step);
@@ -250,9 +249,6 @@ void pd_box_free(struct pd_box *box);
 
 int pd_workers_start(struct pd_serve *serve, struct pd_error *error) PD_MUST_CHECK;
 void pd_workers_join(struct pd_serve *serve);
-/* Halts a feed: everything of its jobs is dropped, later gets are answered with *error. */
-void pd_feed_halt(struct pd_serve *serve, uint32_t feed_index, const struct pd_error *error,
-                  struct pd_after *after);
 
 /* ---- serve_view.c: ranks, views ---- */
 

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int pd_entry_compare(const struct pd_entry *a, const struct pd_entry *b)
+static int compare_entries(const struct pd_entry *a, const struct pd_entry *b)
 {
     if (a->key.step != b->key.step)
         return a->key.step < b->key.step ? -1 : 1;
@@ -33,7 +33,7 @@ int pd_entry_compare(const struct pd_entry *a, const struct pd_entry *b)
 /* What is asked for comes before hints, then the lowest step. */
 static int task_compare(const struct pd_entry *a, const struct pd_entry *b)
 {
-    return a->asked != b->asked ? (a->asked ? -1 : 1) : pd_entry_compare(a, b);
+    return a->asked != b->asked ? (a->asked ? -1 : 1) : compare_entries(a, b);
 }
 
 static int step_compare(const struct pd_step *a, const struct pd_step *b)
@@ -41,7 +41,7 @@ static int step_compare(const struct pd_step *a, const struct pd_step *b)
     return a->number < b->number ? -1 : a->number > b->number;
 }
 
-RB_GENERATE_STATIC(pd_entries, pd_entry, tree, pd_entry_compare)
+RB_GENERATE_STATIC(pd_entries, pd_entry, tree, compare_entries)
 RB_GENERATE_STATIC(pd_tasks, pd_entry, task, task_compare)
 RB_GENERATE_STATIC(pd_steps, pd_step, tree, step_compare)
 

@@ -273,7 +273,8 @@ static void make_record(struct planner_case *c, struct maker *maker)
     }
 }
 
-void case_number(struct planner_case *c)
+/* Gives each block its place as log position, and heads their block and index. */
+static void number_samples(struct planner_case *c)
 {
     for (size_t r = 0; r < c->log.count; r++) {
         struct model_record *record = &c->log.records[r];
@@ -296,7 +297,7 @@ void case_init(struct planner_case *c, struct chance *chance)
     c->ends = !one_in(chance, 5);
     if (c->ends)
         new_control(c, PD_CONTROL_END_FEED);
-    case_number(c);
+    number_samples(c);
 }
 
 static void record_free(struct model_record *record)
@@ -337,7 +338,7 @@ void case_recut(struct planner_case *c, struct chance *chance)
         record_free(from);
     }
     free(old.records);
-    case_number(c);
+    number_samples(c);
 }
 
 /* ---- drivers ---- */

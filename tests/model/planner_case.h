@@ -28,8 +28,6 @@ struct planner_case {
 /* Weights and skips get their `from_pack` from a first run, see run_live. */
 void case_init(struct planner_case *c, struct chance *chance);
 void case_fini(struct planner_case *c);
-/* Gives each block its place as log position, and heads their block and index. */
-void case_number(struct planner_case *c);
 /* Cuts the same heads and records into other blocks, leaving their order as it is. */
 void case_recut(struct planner_case *c, struct chance *chance);
 

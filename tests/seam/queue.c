@@ -59,7 +59,8 @@ gpr_timespec gpr_time_add(gpr_timespec a, gpr_timespec b)
     return a;
 }
 
-bool seam_time_passed(gpr_timespec when)
+/* A point of the monotonic clock has passed. */
+static bool time_passed(gpr_timespec when)
 {
     gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
     return now.tv_sec > when.tv_sec || (now.tv_sec == when.tv_sec && now.tv_nsec >= when.tv_nsec);
@@ -122,15 +123,14 @@ static bool wait_until(grpc_completion_queue *queue, gpr_timespec until)
         return true;
     }
     struct timespec when = {.tv_sec = (time_t)until.tv_sec, .tv_nsec = until.tv_nsec};
-    return pthread_cond_timedwait(&queue->changed, &queue->lock, &when) == 0 ||
-           !seam_time_passed(until);
+    return pthread_cond_timedwait(&queue->changed, &queue->lock, &when) == 0 || !time_passed(until);
 }
 
 /* Lock held, and let go of for a moment. */
 static void keep_deadline(grpc_completion_queue *queue)
 {
     grpc_call *late = queue->timed;
-    if (!late || !seam_time_passed(queue->deadline))
+    if (!late || !time_passed(queue->deadline))
         return;
     queue->timed = NULL;
     pthread_mutex_unlock(&queue->lock);

@@ -32,8 +32,6 @@ void seam_queue_begin(grpc_completion_queue *queue);
 void seam_queue_end(grpc_completion_queue *queue, void *tag, bool ok);
 /* The call whose deadline those who wait at this queue keep; NULL: none. */
 void seam_queue_time(grpc_completion_queue *queue, grpc_call *call, gpr_timespec deadline);
-/* A point of the monotonic clock has passed. */
-bool seam_time_passed(gpr_timespec when);
 
 /* True where the real library is loaded, too: then some function is missing here. */
 bool seam_has_real_grpc(void);

@@ -490,7 +490,7 @@ static int give_pushed_of_span(void *ctx, const struct pd_segment *segment,
     return 0;
 }
 
-struct pd_check_heads media_heads(struct media_case *c)
+static struct pd_check_heads heads_of(struct media_case *c)
 {
     return (struct pd_check_heads){c, give_head, give_pushed, give_pushed_of_span};
 }
@@ -526,7 +526,7 @@ int media_build(struct media_case *c, uint32_t first, uint32_t rows, struct pd_e
 
 int media_check(struct media_case *c, bool with_plan, struct pd_check_finding *finding)
 {
-    struct pd_check_heads heads = media_heads(c);
+    struct pd_check_heads heads = heads_of(c);
     struct pd_check_input input = {.rules = &c->layout,
                                    .batch = &c->batch,
                                    .payload = c->payload,

@@ -84,7 +84,6 @@ uint32_t media_elements(const struct media_case *c, const struct pd_segment *seg
 uint8_t media_byte(uint32_t tensor, const struct media_element *element, uint64_t i);
 
 struct pd_bodies media_bodies(struct media_case *c);
-struct pd_check_heads media_heads(struct media_case *c);
 /* Lays out packs [first, first + rows) at c->payload. */
 int media_build(struct media_case *c, uint32_t first, uint32_t rows, struct pd_error *error);
 int media_check(struct media_case *c, bool with_plan, struct pd_check_finding *finding);

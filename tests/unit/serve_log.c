@@ -21,15 +21,16 @@ struct pd_log_reader {
     struct pd_head sample;  /* asked for last by the check */
 };
 
-int32_t serve_log_token(uint32_t stream, uint64_t seq, uint32_t i)
+/* Token `i` of a sample as pushed; its label where labels were pushed. */
+static int32_t token_of(uint32_t stream, uint64_t seq, uint32_t i)
 {
     uint64_t mix = ((uint64_t)stream << 40) ^ (seq << 16) ^ i;
     return (int32_t)(XXH3_64bits(&mix, sizeof mix) % 50000) + 1;
 }
 
-int32_t serve_log_label(uint32_t stream, uint64_t seq, uint32_t i)
+static int32_t label_of(uint32_t stream, uint64_t seq, uint32_t i)
 {
-    int32_t token = serve_log_token(stream, seq, i);
+    int32_t token = token_of(stream, seq, i);
     return token % 7 == 0 ? PD_LABEL_NONE : token + 1;
 }
 
@@ -44,7 +45,7 @@ static uint64_t token_digest(uint32_t stream, uint64_t seq, uint32_t length)
 {
     int32_t *tokens = zeroed(length, sizeof *tokens);
     for (uint32_t i = 0; i < length; i++)
-        tokens[i] = serve_log_token(stream, seq, i);
+        tokens[i] = token_of(stream, seq, i);
     uint64_t digest = XXH3_64bits(tokens, length * sizeof *tokens);
     free(tokens);
     return digest;
@@ -110,7 +111,7 @@ static uint32_t targets_of(const struct pd_block_head *head, uint32_t index)
     for (uint32_t i = 1; i < head->lengths[index]; i++) {
         bool on = runs.count == 0 || i >= runs.lengths[0];
         if (head->has_labels)
-            on = on && serve_log_label(head->stream, head->first_seq + index, i) != PD_LABEL_NONE;
+            on = on && label_of(head->stream, head->first_seq + index, i) != PD_LABEL_NONE;
         count += on;
     }
     return count;
@@ -307,7 +308,7 @@ static int body_tokens(void *ctx, const struct pd_segment *segment, int32_t *dst
     struct pd_log_reader *reader = ctx;
     struct pd_log *log = reader->log;
     for (uint32_t i = 0; i < segment->length_tokens; i++)
-        dst[i] = serve_log_token(segment->stream, segment->seq, segment->offset_tokens + i);
+        dst[i] = token_of(segment->stream, segment->seq, segment->offset_tokens + i);
     if (segment->stream != log->damaged_stream || segment->seq != log->damaged_seq)
         return 0;
     if (atomic_fetch_sub(&log->damaged_reads, 1) <= 0)
@@ -328,7 +329,7 @@ static int body_labels(void *ctx, const struct pd_segment *segment, int32_t *dst
 {
     *has = head_of(ctx, segment)->has_labels;
     for (uint32_t i = 0; *has && i < segment->length_tokens; i++)
-        dst[i] = serve_log_label(segment->stream, segment->seq, segment->offset_tokens + i);
+        dst[i] = label_of(segment->stream, segment->seq, segment->offset_tokens + i);
     return 0;
 }
 

@@ -40,8 +40,5 @@ struct pd_log {
 
 struct pd_log *serve_log_new(const struct serve_log_options *options);
 void serve_log_free(struct pd_log *log);
-/* Token `i` of a sample as pushed; its label where labels were pushed. */
-int32_t serve_log_token(uint32_t stream, uint64_t seq, uint32_t i);
-int32_t serve_log_label(uint32_t stream, uint64_t seq, uint32_t i);
 
 #endif
