@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "packer/layout.h"
 #include "server/payload.h"
-#include "server/serve_test.h"
 #include "server/step_order.h"
 #include "server/tokens_check.h"
 
@@ -374,6 +373,7 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
     struct pd_layout_rules rules = rules_of(order->feed);
     struct group group = {0};
     *facts = (struct pd_step_facts){0};
+    a->rows_held = false;
     bool tensors = has_tensors(a, order);
     int rc = load_order(a, order, error);
     if (rc == 0 && rows_reserve(a, order->spec->rows) != 0)

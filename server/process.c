@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "server/metrics_process.h"
 
 #include <malloc.h>
 #include <pthread.h>
@@ -58,10 +59,30 @@ static void raise_descriptors(void)
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
 }
 
-void pd_process_give_back(void)
+/* Resident bytes that no allocation explains: what the allocator holds free and has not given back,
+ * and memory that is not its own. Where the kernel does not tell, all that is free. */
+static uint64_t unexplained_bytes(void)
 {
-    if (mallinfo2().fordblks > FREE_BYTES_MAX)
-        malloc_trim(0);
+    struct mallinfo2 heap = mallinfo2();
+    uint64_t resident = pd_process_anonymous_bytes(), used = heap.uordblks + heap.hblkhd;
+    if (resident == 0)
+        return heap.fordblks;
+    return resident > used ? resident - used : 0;
+}
+
+/* What is free counts alike for glibc before and after its pages were given back, so it cannot say
+ * whether there is anything to give: growth since the last time does. */
+bool pd_process_give_back(void)
+{
+    static uint64_t left; /* unexplained at the last time, or less since */
+    uint64_t now = unexplained_bytes();
+    if (now < left)
+        left = now;
+    if (mallinfo2().fordblks <= FREE_BYTES_MAX || now - left <= FREE_BYTES_MAX)
+        return false;
+    malloc_trim(0);
+    left = unexplained_bytes();
+    return true;
 }
 
 int pd_process_check_room(uint64_t bytes, struct pd_error *error)
@@ -72,8 +93,10 @@ int pd_process_check_room(uint64_t bytes, struct pd_error *error)
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return 0;
     void *room = mmap(NULL, want, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room != MAP_FAILED)
-        return munmap(room, want);
+    if (room != MAP_FAILED) {
+        PD_CHECK(munmap(room, want) == 0);
+        return 0;
+    }
     return pd_error_set(error, PD_ENOMEM, "NO_ADDRESS_SPACE",
                         "ulimit -v allows %s in all, and beside the map of the log %s more may be "
                         "needed: raise it, or lower memory.batches and memory.ingest",

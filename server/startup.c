@@ -26,8 +26,8 @@ static void *run(void *ctx)
 {
     struct pd_startup *startup = ctx;
     pthread_setname_np(pthread_self(), "replay");
-    startup->rc = pd_sequencer_start(startup->config, startup->log, startup->serve, &startup->sequencer,
-                                    &startup->error);
+    startup->rc = pd_sequencer_start(startup->config, startup->log, startup->serve,
+                                     &startup->sequencer, &startup->error);
     if (startup->before_end)
         startup->before_end();
     atomic_store(&startup->over, true);

@@ -51,6 +51,13 @@ static void count_end(const struct pd_call *call)
                          pd_clock_mono_ns() - call->started_ns);
 }
 
+static void count_open(struct pd_rpc *rpc, const struct pd_call *call, int amount)
+{
+    atomic_fetch_add(&rpc->calls_open[call->door], (unsigned)amount);
+    if (call->method->anyone)
+        atomic_fetch_add(&rpc->anyone_open[call->door], (unsigned)amount);
+}
+
 void pd_call_unref(struct pd_call *call)
 {
     struct pd_rpc *rpc = call->thread->rpc;
@@ -67,6 +74,7 @@ void pd_call_unref(struct pd_call *call)
         grpc_slice_unref(call->trailing.value);
     grpc_call_unref(call->call);
     pd_peers_leave(rpc->peers, call->peer_slot);
+    count_open(rpc, call, -1);
     call->magic = 0;
     free(call);
     pd_rpc_live_add(rpc, -1);
@@ -311,7 +319,7 @@ static void post_close(struct pd_call *call)
     start_batch(call, &op, 1, &call->on_close);
 }
 
-static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
+static struct pd_call *make_call(struct pd_rpc_thread *thread, enum pd_door door, grpc_call *grpc,
                                  const struct pd_method *method)
 {
     PD_CHECK(method->call_bytes >= sizeof(struct pd_call));
@@ -328,6 +336,7 @@ static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
     call->refs = 1;
     call->thread = thread;
     call->method = method;
+    call->door = door;
     call->call = grpc;
     call->on_read.done = on_read;
     call->on_write.done = on_write;
@@ -336,16 +345,18 @@ static struct pd_call *make_call(struct pd_rpc_thread *thread, grpc_call *grpc,
     call->status_text = grpc_empty_slice();
     pd_list_push(&thread->calls, &call->link);
     pd_rpc_live_add(thread->rpc, 1);
+    count_open(thread->rpc, call, 1);
     call->started_ns = pd_clock_mono_ns();
     pd_metric_call_started(method->path);
     post_close(call);
     return call;
 }
 
-void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_method *method,
-                    const struct pd_principal_config *who, uint32_t peer_slot)
+void pd_call_accept(struct pd_rpc_thread *thread, enum pd_door door, grpc_call *grpc,
+                    const struct pd_method *method, const struct pd_principal_config *who,
+                    uint32_t peer_slot)
 {
-    struct pd_call *call = make_call(thread, grpc, method);
+    struct pd_call *call = make_call(thread, door, grpc, method);
 
     if (!call) {
         pd_peers_leave(thread->rpc->peers, peer_slot);
@@ -358,9 +369,10 @@ void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *grpc, const struct 
     pd_call_read(call);
 }
 
-void pd_call_refuse(struct pd_rpc_thread *thread, grpc_call *grpc, const struct pd_error *error)
+void pd_call_refuse(struct pd_rpc_thread *thread, enum pd_door door, grpc_call *grpc,
+                    const struct pd_error *error)
 {
-    struct pd_call *call = make_call(thread, grpc, &pd_method_refused);
+    struct pd_call *call = make_call(thread, door, grpc, &pd_method_refused);
 
     if (call)
         pd_call_fail(call, error);

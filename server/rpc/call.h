@@ -38,6 +38,11 @@
 #define PD_RPC_TICK_NS 100000000u
 /* Calls that `listen` serves at a time beside limits.push_calls. */
 #define PD_RPC_OTHER_CALLS_MAX 4096u
+/* Calls that `listen_admin` and `listen_health` serve at a time, each. */
+#define PD_RPC_SIDE_CALLS_MAX 1024u
+/* Calls of methods that anyone may call, for each door: they take no place from those who are
+ * asked who they are. */
+#define PD_RPC_ANYONE_CALLS_MAX 1024u
 
 /* Embedded wherever an event is waited for; the queue hands the pointer back. Its owner holds a
  * call reference meanwhile. */
@@ -51,6 +56,7 @@ struct pd_method {
     const char *path;
     size_t call_bytes; /* of the struct that begins with struct pd_call */
     bool unary;        /* one request: read for it, and no more after it */
+    bool anyone;       /* its callers are not asked who they are: health and reflection */
     /* All may be NULL but message. None is called once the call is finished, closed or failed, but
      * closed and fini. */
     void (*start)(struct pd_call *call);
@@ -72,6 +78,7 @@ struct pd_call {
     struct pd_link link; /* thread->calls */
     struct pd_rpc_thread *thread;
     const struct pd_method *method;
+    enum pd_door door;
     const struct pd_principal_config *who; /* NULL: nobody was asked */
     uint32_t peer_slot;                    /* to leave by; PD_NO_PEER: not counted */
     grpc_call *call;
@@ -124,6 +131,8 @@ struct pd_rpc {
     atomic_bool serving, draining, stopping;
     _Atomic(const char *) fault; /* NULL: none */
     atomic_uint push_calls, fetch_calls;
+    atomic_uint calls_open[PD_DOORS];  /* those that are being refused, too */
+    atomic_uint anyone_open[PD_DOORS]; /* of these, methods that anyone may call */
     struct pd_shutdown_tag on_shutdown[PD_DOORS];
     /* Guards what follows: pd_rpc_stop waits for both. */
     pthread_mutex_t lock;
@@ -135,6 +144,13 @@ struct pd_rpc {
 /* ---- rpc.c ---- */
 void pd_rpc_live_add(struct pd_rpc *rpc, int amount);
 bool pd_rpc_is_ready(struct pd_rpc *rpc);
+
+/* Calls that a door serves at a time. */
+static inline uint32_t pd_rpc_calls_max(const struct pd_rpc *rpc, enum pd_door door)
+{
+    return door == PD_DOOR_MAIN ? rpc->options.config->push_calls_max + PD_RPC_OTHER_CALLS_MAX
+                                : PD_RPC_SIDE_CALLS_MAX;
+}
 
 /* ---- listeners.c ---- */
 /* Makes the servers and binds their addresses; rpc->addresses has them as bound. */
@@ -154,10 +170,12 @@ extern const struct pd_method pd_methods_push[], pd_methods_fetch[], pd_methods_
 
 /* ---- call.c: the owner thread only, but for pd_call_post ---- */
 /* Takes the gRPC call; on failure it is cancelled. */
-void pd_call_accept(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_method *method,
-                    const struct pd_principal_config *who, uint32_t peer_slot);
+void pd_call_accept(struct pd_rpc_thread *thread, enum pd_door door, grpc_call *call,
+                    const struct pd_method *method, const struct pd_principal_config *who,
+                    uint32_t peer_slot);
 /* Takes the gRPC call and ends it with the error, whatever its method is. */
-void pd_call_refuse(struct pd_rpc_thread *thread, grpc_call *call, const struct pd_error *error);
+void pd_call_refuse(struct pd_rpc_thread *thread, enum pd_door door, grpc_call *call,
+                    const struct pd_error *error);
 /* False: the feed is none of the caller's, and the call has failed with NOT_ALLOWED. */
 bool pd_call_may_use(struct pd_call *call, const char *feed);
 static inline void pd_call_ref(struct pd_call *call)

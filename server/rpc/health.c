@@ -98,10 +98,17 @@ static void watch_fini(struct pd_call *call)
 }
 
 const struct pd_method pd_methods_health[] = {
-    PD_UNARY("/grpc.health.v1.Health/Check", check),
+    {.path = "/grpc.health.v1.Health/Check",
+     .call_bytes = sizeof(struct pd_unary),
+     .unary = true,
+     .anyone = true,
+     .message = check,
+     .stop = pd_unary_stop,
+     .fini = pd_unary_fini},
     {.path = "/grpc.health.v1.Health/Watch",
      .call_bytes = sizeof(struct watch),
      .unary = true, /* one request */
+     .anyone = true,
      .message = watch_message,
      .written = watch_tell,
      .tick = watch_tell,

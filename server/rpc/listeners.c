@@ -1,9 +1,9 @@
 /* The listeners: a gRPC server for each door (main, Admin, health), their addresses, TLS.
  *
  * Place in the flow: rpc.c makes and binds them at start. Main thread. With a certificate every TCP
- * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. What
- * a listener accepts is asked of accept.c, which learns here which sockets are whose. It accepts no
- * call. */
+ * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode.
+ * What a listener accepts is asked of accept.c, which learns here which sockets are whose. It
+ * accepts no call. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
 #include "server/rpc/tls.h"
@@ -31,16 +31,16 @@ static int int_of(uint64_t value)
 /* Flow control without bandwidth probing and with a fixed look-ahead: what a call that is not read
  * may buffer stays near the look-ahead. Frames of up to 1 MiB: fewer slices for a piece, a third
  * less time in the rpc and sequencer threads than with 16 KiB. */
-static grpc_server *make_server(const struct pd_config *config)
+static grpc_server *make_server(const struct pd_rpc *rpc, enum pd_door door)
 {
+    const struct pd_config *config = rpc->options.config;
     grpc_arg args[] = {
         int_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 512 << 10),
         int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
-        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-                int_of((uint64_t)config->push_calls_max + PD_RPC_OTHER_CALLS_MAX)),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, int_of(pd_rpc_calls_max(rpc, door))),
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
@@ -64,7 +64,7 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
     for (int door = 0; door < PD_DOORS; door++) {
         if (counts[door] == 0)
             continue;
-        rpc->servers[door] = make_server(config);
+        rpc->servers[door] = make_server(rpc, (enum pd_door)door);
         if (!rpc->servers[door])
             return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "gRPC made no server");
     }
@@ -73,20 +73,20 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
 
 /* ---- binding ---- */
 
+static bool is_unix(const char *address)
+{
+    return strncmp(address, "unix:", 5) == 0;
+}
+
 /* "host:0" with the port that was bound; other addresses as they are. */
 static char *bound_address(const char *address, int port)
 {
     const char *colon = strrchr(address, ':');
     char *text;
 
-    if (strncmp(address, "unix:", 5) == 0 || !colon)
+    if (is_unix(address) || !colon)
         return strdup(address);
     return asprintf(&text, "%.*s:%d", (int)(colon - address), address, port) < 0 ? NULL : text;
-}
-
-static bool is_unix(const char *address)
-{
-    return strncmp(address, "unix:", 5) == 0;
 }
 
 static int set_mode(const struct pd_config *config, const char *address, struct pd_error *error)

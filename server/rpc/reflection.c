@@ -177,8 +177,8 @@ static void stop(struct pd_call *call)
 
 #define REFLECTION(method_path)                                                        \
     {                                                                                  \
-        .path = method_path, .call_bytes = sizeof(struct pd_call), .message = message, \
-        .written = written, .half_close = half_close, .stop = stop                     \
+        .path = method_path, .call_bytes = sizeof(struct pd_call), .anyone = true,     \
+        .message = message, .written = written, .half_close = half_close, .stop = stop \
     }
 
 const struct pd_method pd_methods_reflection[] = {

@@ -75,21 +75,26 @@ static void accept_free(struct accept *accept)
 
 static void accept_post(struct pd_rpc_thread *thread, enum pd_door door);
 
-/* What is open in all, on however many connections. Admin's and the probes' own addresses are
- * apart, so that those get in who can do something about it. */
-static int check_calls(struct pd_rpc *rpc, enum pd_door door, struct pd_error *error)
+/* What is open at a door, on however many connections. Each door counts for itself, so that those
+ * get in at Admin's and the probes' who can do something about a flood at `listen`. Threads that
+ * ask at once may pass it by one call each. */
+static int check_calls(struct pd_rpc *rpc, enum pd_door door, const struct pd_method *method,
+                       struct pd_error *error)
 {
-    uint64_t max = (uint64_t)rpc->options.config->push_calls_max + PD_RPC_OTHER_CALLS_MAX;
-    if (door != PD_DOOR_MAIN)
-        return 0;
-    pthread_mutex_lock(&rpc->lock);
-    uint64_t live = rpc->live;
-    pthread_mutex_unlock(&rpc->lock);
-    if (live <= max)
-        return 0;
-    return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
-                        "%" PRIu64 " calls are open: limits.push_calls and %u of other kinds", live,
-                        PD_RPC_OTHER_CALLS_MAX);
+    uint32_t open = atomic_load(&rpc->calls_open[door]), max = pd_rpc_calls_max(rpc, door);
+
+    if (open >= max)
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
+                            "%u calls are open at this address, as many as it serves (%s%u)", open,
+                            door == PD_DOOR_MAIN ? "limits.push_calls and " : "",
+                            door == PD_DOOR_MAIN ? PD_RPC_OTHER_CALLS_MAX : max);
+    open = atomic_load(&rpc->anyone_open[door]);
+    if (method->anyone && open >= PD_RPC_ANYONE_CALLS_MAX)
+        return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
+                            "%u calls of health and reflection are open at this address, as many "
+                            "as it serves",
+                            open);
+    return 0;
 }
 
 static int count_peer(struct pd_rpc *rpc, grpc_call *call, uint32_t *slot, struct pd_error *error)
@@ -111,22 +116,22 @@ static void begin_call(const struct accept *accept)
     struct pd_rpc *rpc = accept->thread->rpc;
     const grpc_slice slice = accept->details.method;
     const char *path = (const char *)GRPC_SLICE_START_PTR(slice);
+    const struct pd_method *method = pd_method_find(path, GRPC_SLICE_LENGTH(slice));
     const struct pd_principal_config *who;
     struct pd_error error;
     uint32_t slot = PD_NO_PEER;
-    int rc = check_calls(rpc, accept->door, &error);
+    int rc = check_calls(rpc, accept->door, method, &error);
     if (rc == 0 && accept->door != PD_DOOR_HEALTH)
         rc = count_peer(rpc, accept->call, &slot, &error);
     if (rc == 0)
         rc = pd_access_admit(rpc->access, accept->door, path, GRPC_SLICE_LENGTH(slice),
                              accept->call, &accept->metadata, &who, &error);
     if (rc == 0) {
-        pd_call_accept(accept->thread, accept->call, pd_method_find(path, GRPC_SLICE_LENGTH(slice)),
-                       who, slot);
+        pd_call_accept(accept->thread, accept->door, accept->call, method, who, slot);
         return;
     }
     pd_peers_leave(rpc->peers, slot);
-    pd_call_refuse(accept->thread, accept->call, &error);
+    pd_call_refuse(accept->thread, accept->door, accept->call, &error);
 }
 
 static void on_accept(struct pd_tag *tag, bool ok)
@@ -445,13 +450,9 @@ bool pd_rpc_is_ready(struct pd_rpc *rpc)
 
 void pd_rpc_gauges(struct pd_rpc *rpc, struct pd_rpc_gauges *gauges)
 {
-    pthread_mutex_lock(&rpc->lock);
-    gauges->calls = rpc->live;
-    pthread_mutex_unlock(&rpc->lock);
-    uint64_t accepts = 0;
+    gauges->calls = 0;
     for (int door = 0; door < PD_DOORS; door++)
-        accepts += rpc->servers[door] ? rpc->thread_count * accepts_per_thread[door] : 0;
-    gauges->calls -= gauges->calls < accepts ? gauges->calls : accepts;
+        gauges->calls += atomic_load(&rpc->calls_open[door]);
     gauges->push_calls = atomic_load(&rpc->push_calls);
     gauges->fetch_calls = atomic_load(&rpc->fetch_calls);
     gauges->ingest_reserved_bytes = pd_credit_reserved_bytes(&rpc->credit);

@@ -4,8 +4,6 @@ packd goes on, or says by name what it lacks; what was acknowledged is there aft
 import json
 import os
 import random
-import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -23,6 +21,7 @@ from peer import pb
 FULL = os.environ.get("PACKD_FULL") == "1"
 SEED = int(os.environ.get("PACKD_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 STOPPED_S = 60 if FULL else 3
+STALL_S = 3
 FEED = {"name": "default", "seq_len": 256, "window": 32, "over_length": "split"}
 MIB = 1 << 20
 DAY_NS = 86_400 * 10**9
@@ -34,7 +33,7 @@ def samples_of(seed, count):
 
 
 def push_all(address, samples, stream="s", begin=0):
-    """Pushes until all of them are durable, through calls that end because the log is full or the daemon is away."""
+    """Pushes until all of them are durable, through calls that end because the log is full, the daemon is away or this process was late by limits.stall."""
     while True:
         push = peer.Push(address, stream=stream, timeout=120)
         try:
@@ -46,7 +45,8 @@ def push_all(address, samples, stream="s", begin=0):
             push.close()
             return
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE:
+            detail = peer.error_detail(error)
+            if error.code() != grpc.StatusCode.UNAVAILABLE and not (detail and detail.reason == "STALL"):
                 raise
             push.outgoing.put(None)
             push.channel.close()
@@ -79,8 +79,13 @@ class MachineTest(unittest.TestCase):
         extra = {"drain": "1s", "log": {"durability": "fsync", "max_bytes": "64MiB"}, **extra}
         return controls, preloaded.daemon(controls, self.directory, [feed or FEED], self.socket, extra)
 
-    def expect_all(self, samples, whole, stream="s"):
-        self.assertEqual(whole, {(stream, seq): tokens for seq, tokens in enumerate(samples)})
+    def expect_all(self, samples, whole, streams=("s",)):
+        self.assertEqual(whole, {(stream, seq): tokens for stream in streams for seq, tokens in enumerate(samples)})
+
+    def end_and_expect(self, address, samples, streams=("s",), job="train", **more):
+        """Ends the feed; the job gets exactly these samples of each stream."""
+        peer.end_feed(address)
+        self.expect_all(samples, read_all(address, job, **more)[1], streams)
 
     # ---- disk ----
 
@@ -116,8 +121,7 @@ class MachineTest(unittest.TestCase):
             self.assertTrue(acked.wait(harness.DEADLINE_S))
             fetch.close()
             push.close()
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "look", kind=pb.JOB_READER)[1])
+            self.end_and_expect(packd.address, samples, job="look", kind=pb.JOB_READER)
 
     def test_a_slow_disk(self):
         """Each sync takes 50 ms: groups grow, and everything arrives."""
@@ -125,15 +129,14 @@ class MachineTest(unittest.TestCase):
         controls, daemon = self.preloaded()
         with daemon as packd:
             controls.set("sync_sleep_ns", 50_000_000)
-            pushes = [threading.Thread(target=push_all, args=(packd.address, samples, stream)) for stream in ("a", "b", "c", "d")]
+            streams = ("a", "b", "c", "d")
+            pushes = [threading.Thread(target=push_all, args=(packd.address, samples, stream)) for stream in streams]
             for push in pushes:
                 push.start()
             for push in pushes:
                 push.join(harness.DEADLINE_S)
             controls.set("sync_sleep_ns", 0)
-            peer.end_feed(packd.address)
-            whole = read_all(packd.address, "train")[1]
-            self.assertEqual(whole, {(stream, seq): tokens for stream in ("a", "b", "c", "d") for seq, tokens in enumerate(samples)})
+            self.end_and_expect(packd.address, samples, streams)
 
     def test_a_disk_that_is_full_for_a_while(self):
         """The file cannot grow: producers wait without losing anything, ready batches are served, and when there is room all goes on."""
@@ -156,8 +159,7 @@ class MachineTest(unittest.TestCase):
             push.join(harness.DEADLINE_S)
             self.assertFalse(push.is_alive())
             fetch.close()
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "look", kind=pb.JOB_READER)[1])
+            self.end_and_expect(packd.address, samples, job="look", kind=pb.JOB_READER)
 
     def test_a_full_disk_at_the_start(self):
         """Refused by name, or up and full; with room again everything is there."""
@@ -175,8 +177,7 @@ class MachineTest(unittest.TestCase):
             self.assertIn("space", daemon.log().splitlines()[-1])
         controls.set("disk_bytes", 0)
         with daemon as packd:
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "train")[1])
+            self.end_and_expect(packd.address, samples)
 
     def test_small_files(self):
         """ulimit -f below log.max_bytes: a full disk, no death by signal."""
@@ -193,8 +194,7 @@ class MachineTest(unittest.TestCase):
             packd.start()
             push.join(harness.DEADLINE_S)
             self.assertFalse(push.is_alive())
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "train")[1])
+            self.end_and_expect(packd.address, samples)
 
     # ---- clock ----
 
@@ -280,7 +280,7 @@ class MachineTest(unittest.TestCase):
     def test_clients_that_are_stopped(self):
         """A producer and a rank are stopped for longer than limits.stall; others do not notice, and both go on afterwards."""
         samples = samples_of(SEED, 3000)
-        with harness.Daemon([FEED], directory=self.directory, arguments=["--listen", self.socket], extra={"limits": {"stall": "1s"}}) as packd:
+        with harness.Daemon([FEED], directory=self.directory, arguments=["--listen", self.socket], extra={"limits": {"stall": f"{STALL_S}s"}}) as packd:
             rows = os.path.join(self.directory, "rows.jsonl")
             with open(rows, "w") as file:
                 file.writelines(json.dumps({"tokens": tokens}) + "\n" for tokens in samples)
@@ -297,7 +297,7 @@ class MachineTest(unittest.TestCase):
             others = peer.Fetch(packd.address, opened, job="look", last_step=40)
             self.assertEqual(len(others.all()), 41)
             push_all(packd.address, samples[:100], "third")
-            threading.Event().wait(max(0, STOPPED_S - (time.monotonic() - begun)))
+            threading.Event().wait(max(0, STALL_S + STOPPED_S - (time.monotonic() - begun)))
             for process in (fetch, pushing):
                 process.send_signal(signal.SIGCONT)
             _, error = pushing.communicate(timeout=harness.DEADLINE_S)
@@ -366,8 +366,7 @@ class MachineTest(unittest.TestCase):
             stream = peer.admin(packd.address, "Status", pb.StatusRequest(streams=True)).feeds[0].streams
             self.assertGreaterEqual(stream[0].next_seq if stream else 0, acked)
             push_all(packd.address, samples)
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "audit", kind=pb.JOB_READER, from_start=True)[1])
+            self.end_and_expect(packd.address, samples, job="audit", kind=pb.JOB_READER, from_start=True)
         os.makedirs(self.directory, exist_ok=True)
         return how
 

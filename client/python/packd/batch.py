@@ -235,7 +235,7 @@ class Batch(Named):
             loss {name: {"count": int, "weight": float}}, "tokens" first
         samples (Samples)
         width_bound, saved_positions (int; a padded job's width, and what the batch's own spares), attention_path ("varlen" | "fixed", a hint for
-            trainers that have both kernels), attention_why (str)
+            trainers that have both kernels; "unknown" of a server that does not say), attention_why (str)
         config_digest, plan_digest, planner_version (int), delivery (dict: verdict, backend, device, generation, times ...)
     """
 
