@@ -59,6 +59,7 @@ struct pd_log {
     bool refused, unreserved;
     uint64_t looked_ns, said_ns;
     _Atomic uint64_t scan_position, scan_end;        /* pd_log_scanned; end 0: none yet */
+    atomic_bool scan_stopped;                        /* pd_log_stop_scans */
     _Atomic uint32_t feed_numbers[PD_LOG_FEEDS_MAX]; /* number + 1; 0 = the index itself */
     /* the writer's transaction */
     MDB_txn *txn;
