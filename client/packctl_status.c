@@ -236,10 +236,22 @@ static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_m
         printf("    ... more streams than one reply lists; --after NAME goes on\n");
 }
 
+/* " (what the disk can hold; log.max_bytes is 16.0GiB)" where the disk limits the log, else "". */
+static const char *disk_limit(const json_t *log, char *text, size_t size)
+{
+    uint64_t configured = number(log, "configured_bytes");
+    char max[24];
+    text[0] = 0;
+    if (configured > number(log, "max_bytes"))
+        snprintf(text, size, " (what the disk can hold; log.max_bytes is %s)",
+                 pd_units_format_bytes(configured, max, sizeof max));
+    return text;
+}
+
 static void print_server(const struct ctl *ctl, const json_t *status)
 {
     struct shown s = {0};
-    char state[40], durability[40];
+    char state[40], durability[40], limit[96];
     const json_t *log = json_object_get(status, "log"), *memory = json_object_get(status, "memory");
     const json_t *validator = json_object_get(status, "validator");
     uint64_t up = number(status, "now_unix_ms") - number(status, "started_unix_ms");
@@ -251,10 +263,10 @@ static void print_server(const struct ctl *ctl, const json_t *status)
            word(text(status, "durability"), "DURABILITY_", durability, sizeof durability));
     if (!ready)
         printf("  %snot ready: %s%s\n", ctl_red(ctl), text(status, "not_ready"), ctl_plain(ctl));
-    printf("  log       %s of %s (%s held for jobs, %s unplanned), %s records\n",
+    printf("  log       %s of %s%s (%s held for jobs, %s unplanned), %s records\n",
            bytes(&s, number(log, "bytes")), bytes(&s, number(log, "max_bytes")),
-           bytes(&s, number(log, "planned_held_bytes")), bytes(&s, number(log, "unplanned_bytes")),
-           count(&s, number(log, "records")));
+           disk_limit(log, limit, sizeof limit), bytes(&s, number(log, "planned_held_bytes")),
+           bytes(&s, number(log, "unplanned_bytes")), count(&s, number(log, "records")));
     printf("  memory    batches %s of %s, ingest %s of %s, process %s\n",
            bytes(&s, number(memory, "batches_bytes")),
            bytes(&s, number(memory, "batches_max_bytes")),
@@ -484,13 +496,15 @@ static const char *culprit(const char *reason)
 
 static void print_log_bar(const struct ctl *ctl, const json_t *log)
 {
+    char limit[96];
     uint64_t used = number(log, "bytes"), max = number(log, "max_bytes");
     unsigned filled = max ? (unsigned)((double)used * 20 / (double)max + 0.5) : 0;
     struct shown s = {0};
     printf("  log       %s", filled > 17 ? ctl_red(ctl) : "");
     for (unsigned i = 0; i < 20; i++)
         fputs(i < filled ? "█" : "░", stdout);
-    printf("%s %s of %s\n", ctl_plain(ctl), bytes(&s, used), bytes(&s, max));
+    printf("%s %s of %s%s\n", ctl_plain(ctl), bytes(&s, used), bytes(&s, max),
+           disk_limit(log, limit, sizeof limit));
 }
 
 /* The picture in five lines, above the tables. */

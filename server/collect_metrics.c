@@ -118,7 +118,8 @@ static double feed_value(const struct pd_collector *collector, uint32_t feed_ind
     case PD_C_FEED_UNPLANNED:
         return (double)feed->unplanned_bytes;
     case PD_C_FEED_LOG_MAX:
-        return (double)pd_config_feed_bytes(config, &config->feeds[feed_index]);
+        return (double)pd_config_feed_bytes(config, &config->feeds[feed_index],
+                                            pd_log_limit_bytes(collector->sources.log));
     case PD_C_LOG_STALLED:
         return own->stalled;
     default:
@@ -268,7 +269,7 @@ static void put_gauges(struct pd_metrics_writer *writer, const struct pd_collect
     put_gauge(writer, PD_C_BUILDING, (double)collector->serve.building);
     put_gauge(writer, PD_C_WAITERS, (double)collector->serve.waiters);
     put_gauge(writer, PD_C_LOG_BYTES, (double)collector->log_bytes);
-    put_gauge(writer, PD_C_LOG_MAX, (double)sources->config->log_max_bytes);
+    put_gauge(writer, PD_C_LOG_MAX, (double)pd_log_limit_bytes(sources->log));
     put_gauge(writer, PD_C_LOG_INCARNATION, (double)pd_log_incarnation(sources->log));
     put_connections(writer, &collector->rpc);
     put_gauge(writer, PD_C_PUSH_CALLS, (double)collector->rpc.push_calls);

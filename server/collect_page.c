@@ -296,7 +296,9 @@ static json_t *feed_json(const struct pd_collector *collector, uint32_t feed_ind
     json_t *feed = json_object();
     set_text(feed, "name", config->feeds[feed_index].name);
     set_number(feed, "seq_len", config->feeds[feed_index].layout.seq_len);
-    set_number(feed, "log_max_bytes", pd_config_feed_bytes(config, &config->feeds[feed_index]));
+    set_number(feed, "log_max_bytes",
+               pd_config_feed_bytes(config, &config->feeds[feed_index],
+                                    pd_log_limit_bytes(collector->sources.log)));
     json_object_set_new(feed, "padding", padding_json(&own->history));
     set_speeds(feed, &own->history);
     json_object_set_new(feed, "sources", sources_json(collector, feed_index));
@@ -343,10 +345,11 @@ static void set_daemon(json_t *root, const struct pd_collector *collector)
     set_number(root, "now_ms", pd_clock_wall_ns() / 1000000u);
     set_number(root, "started_ms", collector->started_wall_ns / 1000000u);
     set_number(root, "status_ms", collector->status_wall_ns / 1000000u);
-    json_object_set_new(root, "log",
-                        json_pack("{s:o,s:o,s:b}", "bytes", number(collector->log_bytes),
-                                  "max_bytes", number(collector->sources.config->log_max_bytes),
-                                  "full", collector->log_full));
+    json_object_set_new(
+        root, "log",
+        json_pack("{s:o,s:o,s:o,s:b}", "bytes", number(collector->log_bytes), "max_bytes",
+                  number(pd_log_limit_bytes(collector->sources.log)), "configured_bytes",
+                  number(collector->sources.config->log_max_bytes), "full", collector->log_full));
     json_object_set_new(root, "memory",
                         json_pack("{s:o,s:o,s:o,s:o}", "batches",
                                   number(collector->serve.ready_bytes), "batches_max",

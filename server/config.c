@@ -166,17 +166,19 @@ bool pd_config_has_tls(const struct pd_config *config)
     return config->tls_cert[0] != '\0';
 }
 
-uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
+uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed,
+                              uint64_t log_bytes)
 {
     uint64_t shares = 0;
     for (uint32_t i = 0; i < config->feed_count; i++)
         shares += config->feeds[i].log_share;
-    return config->log_max_bytes / shares * feed->log_share;
+    return log_bytes / shares * feed->log_share;
 }
 
-uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed)
+uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed,
+                              uint64_t log_bytes)
 {
-    return pd_config_feed_bytes(config, feed) / 2 / feed->rules.lane_count;
+    return pd_config_feed_bytes(config, feed, log_bytes) / 2 / feed->rules.lane_count;
 }
 
 void pd_config_derive(struct pd_config *config)
@@ -187,7 +189,7 @@ void pd_config_derive(struct pd_config *config)
     if (config->peer_bytes > 0 && config->peer_bytes / 2 < bytes)
         bytes = config->peer_bytes / 2;
     for (uint32_t i = 0; i < config->feed_count; i++) {
-        uint64_t lane = pd_config_lane_bytes(config, &config->feeds[i]);
+        uint64_t lane = pd_config_lane_bytes(config, &config->feeds[i], config->log_max_bytes);
         uint64_t room = lane > PD_LANE_BLOCKS_BYTES ? lane - PD_LANE_BLOCKS_BYTES : 0;
         if (room < bytes)
             bytes = room;

@@ -185,10 +185,12 @@ uint64_t pd_feed_config_digest(const struct pd_feed_config *feed);
 /* The feed of this name and its index (index may be NULL), or NULL. */
 const struct pd_feed_config *pd_config_feed(const struct pd_config *config, const char *name,
                                             uint32_t *index);
-/* The feed's share of log.max_bytes. */
-uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
+/* The feed's share of a log of log_bytes: log.max_bytes, or the limit in force. */
+uint64_t pd_config_feed_bytes(const struct pd_config *config, const struct pd_feed_config *feed,
+                              uint64_t log_bytes);
 /* What a lane of the feed may hold unplanned: its part of half the feed's share of the log. */
-uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed);
+uint64_t pd_config_lane_bytes(const struct pd_config *config, const struct pd_feed_config *feed,
+                              uint64_t log_bytes);
 /* A lane must be able to hold two blocks (of a piece each, 1 MiB) and one sample, whatever else
  * fills the log. */
 #define PD_LANE_BLOCKS_BYTES (2ull << 20)

@@ -363,7 +363,7 @@ static int check_log_share(const struct pd_config *config, struct pd_error *erro
     uint64_t need = PD_LANE_BLOCKS_BYTES + config->max_sample_bytes;
     for (uint32_t i = 0; i < config->feed_count; i++) {
         const struct pd_feed_config *feed = &config->feeds[i];
-        uint64_t have = pd_config_lane_bytes(config, feed);
+        uint64_t have = pd_config_lane_bytes(config, feed, config->log_max_bytes);
         if (have >= need)
             continue;
         char have_text[32], need_text[32];

@@ -4,7 +4,7 @@
  * Place: below the sequencer, which alone writes (log_writer.c), and the readers of assemble and
  * explain (log_reader.c). Owner: main opens and closes. Invariants: one process holds the
  * directory's lock; the map is address space, several times max_bytes, and packd's own count of
- * pages is the limit. It does not know what records mean. */
+ * pages is the limit (log_space.c). It does not know what records mean. */
 #include "server/log_internal.h"
 
 #include "base/check.h"
@@ -533,7 +533,7 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!log)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory opening the log");
     log->magic = PD_LOG_MAGIC;
-    log->lock_fd = -1;
+    log->lock_fd = log->slots_fd = -1;
     log->max_bytes = options->max_bytes;
     log->durability = options->durability;
     log->path = strdup(options->path);
@@ -553,6 +553,7 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!rc) {
         pd_log_watch_faults();
         pd_log_check_readers(log);
+        pd_log_space_open(log);
         rc = open_tables(log, error);
     }
     if (!rc)
@@ -580,6 +581,8 @@ void pd_log_close(struct pd_log *log)
             pd_log(PD_LOG_WARN, "log_sync_failed", "path=\"%s\"", log->path);
         mdb_env_close(log->env);
     }
+    if (log->slots_fd >= 0)
+        close(log->slots_fd);
     if (log->lock_fd >= 0)
         close(log->lock_fd);
     pd_buf_fini(&log->scratch);

@@ -42,6 +42,14 @@ uint64_t pd_log_incarnation(const struct pd_log *log);
 /* Bytes in used pages, as counted after the last commit. Any thread. */
 uint64_t pd_log_used_bytes(const struct pd_log *log);
 
+/* Most bytes the log may use now: max_bytes, or less where the disk of the log cannot hold that
+ * (log_space.c). Any thread. */
+uint64_t pd_log_limit_bytes(const struct pd_log *log);
+/* Whether it is the disk that limits the log. Any thread. */
+bool pd_log_limited(const struct pd_log *log);
+/* What an operator does for more room, as the end of a text: "raise log.max_bytes" or the disk's. */
+const char *pd_log_advice(const struct pd_log *log);
+
 /* How far the pass over the records that runs, or ran last, has come: the number of the record it
  * is at, and of the last one. False: there was none yet. Any thread. */
 bool pd_log_scanned(const struct pd_log *log, uint64_t *position, uint64_t *end);

@@ -1,4 +1,5 @@
-/* What the parts of the log share: log.c (life), log_fault.c, log_writer.c and log_reader.c.
+/* What the parts of the log share: log.c (life), log_fault.c, log_space.c, log_writer.c and
+ * log_reader.c.
  * Nobody else includes this.
  *
  * Keys (big-endian): records (position), heads (feed, lane, position), bodies (position, piece),
@@ -44,13 +45,19 @@ struct pd_log {
     char *path;
     uint64_t max_bytes;
     enum pd_durability durability;
-    int lock_fd;
+    int lock_fd, slots_fd;
     MDB_env *env;
     MDB_dbi dbs[PD_DB_COUNT];
     unsigned page_bytes;
     char id[33];
     uint64_t incarnation;
     _Atomic uint64_t used_bytes;
+    /* log_space.c: the limit in force; what of the file has blocks on the disk; whether the disk
+     * refused more; whether it promises none; when it was asked, and an operator told. */
+    _Atomic uint64_t limit_bytes;
+    uint64_t backed_bytes;
+    bool refused, unreserved;
+    uint64_t looked_ns, said_ns;
     _Atomic uint64_t scan_position, scan_end;        /* pd_log_scanned; end 0: none yet */
     atomic_bool scan_stopped;                        /* pd_log_stop_scans */
     _Atomic uint32_t feed_numbers[PD_LOG_FEEDS_MAX]; /* number + 1; 0 = the index itself */
@@ -110,6 +117,8 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 
 /* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
+/* Takes the first reserve and sets the limit in force (log_space.c); at open. */
+void pd_log_space_open(struct pd_log *log);
 /* LMDB's own checks: ends the process as pd_log_die does. */
 void pd_log_assert_failed(MDB_env *env, const char *text);
 /* A page that the map promises and the file lacks would be a SIGBUS later. PD_ECORRUPT,

@@ -96,6 +96,7 @@ int pd_log_commit(struct pd_log *log, struct pd_error *error)
         }
     }
     uint64_t used = pd_log_count_bytes(log, log->txn);
+    (void)pd_log_look(log, log->written_bytes);
     int rc = mdb_txn_commit(log->txn);
     if (rc)
         return commit_failed(log, rc, error);

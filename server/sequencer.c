@@ -327,9 +327,13 @@ static void count_group(struct pd_sequencer *seq)
     }
 }
 
-/* A full disk is tried again after a while; the timer sees to it. */
+/* A full disk is tried again after a while, and one that limits the log looked at; the timer sees
+ * to it. */
 static void check_disk(struct pd_sequencer *seq, uint64_t now_ns)
 {
+    uint64_t look_ns = pd_log_look(seq->log, 0);
+    if (look_ns < seq->next_timer_ns)
+        seq->next_timer_ns = look_ns;
     if (!atomic_load(&seq->disk_full))
         return;
     uint64_t due = seq->disk_full_since_ns + DISK_RETRY_NS;

@@ -413,7 +413,7 @@ static int write_pack(struct pd_sequencer *seq, struct pd_seq_feed *feed)
  * commits. */
 static bool log_has_room(struct pd_sequencer *seq, const struct pd_seq_feed *feed)
 {
-    uint64_t max = seq->config->log_max_bytes, share = pd_seq_share_bytes(seq, feed);
+    uint64_t max = pd_log_limit_bytes(seq->log), share = pd_seq_share_bytes(seq, feed);
     return pd_log_used_now_bytes(seq->log) < max - max / PD_SEQ_RESERVE_PART / 2 &&
            pd_seq_feed_bytes(feed) < share - share / PD_SEQ_RESERVE_PART / 2;
 }

@@ -198,7 +198,7 @@ static bool is_due(const struct pd_seq_feed *feed, uint32_t lane)
 /* Whether the log as a whole is used up to less than parts / of, with what may be on its way. */
 static bool log_has_left(const struct pd_sequencer *seq, uint32_t parts, uint32_t of)
 {
-    uint64_t max = seq->config->log_max_bytes, room = max - max / PD_SEQ_RESERVE_PART;
+    uint64_t max = pd_log_limit_bytes(seq->log), room = max - max / PD_SEQ_RESERVE_PART;
     return pd_log_used_bytes(seq->log) + ahead_bytes(seq, max) <= room / of * parts;
 }
 
@@ -222,7 +222,7 @@ static enum pd_seq_accept lane_accepts(const struct pd_sequencer *seq,
         return PD_SEQ_STOPPED_FEED;
     if (!log_has_left(seq, 1, 1) || !feed_has_left(seq, feed, kept, 1, 1))
         return PD_SEQ_LOG_FULL;
-    uint64_t share = pd_config_lane_bytes(seq->config, feed->config);
+    uint64_t share = pd_config_lane_bytes(seq->config, feed->config, pd_log_limit_bytes(seq->log));
     bool over = feed->lanes[lane].unplanned_bytes + ahead_bytes(seq, share) > share;
     return over && !due ? PD_SEQ_LANE_SHARE : PD_SEQ_ACCEPTS;
 }
@@ -230,7 +230,7 @@ static enum pd_seq_accept lane_accepts(const struct pd_sequencer *seq,
 int pd_seq_space_check(struct pd_sequencer *seq, const struct pd_seq_feed *feed,
                        const struct pd_block *block, struct pd_error *error)
 {
-    uint64_t max = seq->config->log_max_bytes, limit = max - max / PD_SEQ_RESERVE_PART;
+    uint64_t max = pd_log_limit_bytes(seq->log), limit = max - max / PD_SEQ_RESERVE_PART;
     uint64_t used = pd_log_used_now_bytes(seq->log), need = pd_log_block_bytes(block);
     bool last_room = is_due(feed, block->head.lane) || feed->lane_count == 1;
     uint64_t kept = pd_log_block_held_bytes(block) + (last_room ? 0 : lane_least_bytes(seq, feed));
@@ -255,20 +255,21 @@ int pd_seq_job_fits(const struct pd_sequencer *seq, const struct pd_seq_feed *fe
     uint64_t step = (uint64_t)spec->step_packs * feed->config->rules.seq_len * sizeof(int32_t);
     uint64_t half = pd_seq_room_bytes(seq, feed) / 2, together = pd_job_steps_together(&steps);
     if (together * step > half)
-        return pd_error_set(
-            error, PD_ELIMIT, "STEP_TOO_LARGE",
-            "job '%s': %" PRIu64 " steps of %u packs are there together and take %" PRIu64
-            " bytes of the log, and feed '%s' can hold %" PRIu64 "; raise log.max_bytes, %s",
-            spec->name, together, spec->step_packs, together * step, feed->name, half,
-            together > 1 ? "lower balance_bytes or use fewer packs a step"
-                         : "or use fewer packs a step");
+        return pd_error_set(error, PD_ELIMIT, "STEP_TOO_LARGE",
+                            "job '%s': %" PRIu64
+                            " steps of %u packs are there together and take %" PRIu64
+                            " bytes of the log, and feed '%s' can hold %" PRIu64 "; %s, %s",
+                            spec->name, together, spec->step_packs, together * step, feed->name,
+                            half, pd_log_advice(seq->log),
+                            together > 1 ? "lower balance_bytes or use fewer packs a step"
+                                         : "or use fewer packs a step");
     if (spec->kind == PD_JOB_TRAINER && spec->commit_every * step > half)
         return pd_error_set(error, PD_ELIMIT, "COMMIT_TOO_RARE",
                             "job '%s' means to commit every %u steps of at least %" PRIu64
                             " bytes, and feed '%s' can hold %" PRIu64
-                            " bytes: commit at least every %" PRIu64
-                            " steps, or raise log.max_bytes",
-                            spec->name, spec->commit_every, step, feed->name, half, half / step);
+                            " bytes: commit at least every %" PRIu64 " steps, or %s",
+                            spec->name, spec->commit_every, step, feed->name, half, half / step,
+                            pd_log_advice(seq->log));
     return 0;
 }
 
@@ -329,10 +330,10 @@ static void check_stuck(struct pd_sequencer *seq, struct pd_seq_feed *feed)
         pd_log(
             PD_LOG_ERROR, "log_too_small",
             "feed=%s job=%s bytes=%llu bytes_max=%llu text=\"the log has no room for the samples "
-            "that the next step needs, and no commit can free any: raise log.max_bytes or the "
-            "feed's log_share, or use smaller steps\"",
+            "that the next step needs, and no commit can free any: %s, raise the feed's "
+            "log_share, or use smaller steps\"",
             feed->name, job->spec.name, (unsigned long long)pd_seq_feed_bytes(feed),
-            (unsigned long long)pd_seq_room_bytes(seq, feed));
+            (unsigned long long)pd_seq_room_bytes(seq, feed), pd_log_advice(seq->log));
     feed->hopeless = hopeless;
 }
 
@@ -364,7 +365,7 @@ static void check_feed(struct pd_sequencer *seq, struct pd_seq_feed *feed)
                 !feed_has_left(seq, feed, ahead_bytes(seq, pd_seq_room_bytes(seq, feed)), 3, 4);
     if (near)
         (void)pd_seq_stall_of(seq, feed, &stall);
-    if (full && pd_seq_give_up_commit(feed))
+    if (full && pd_seq_give_up_commit(seq, feed))
         stall = none; /* it is the log's turn, not the job's */
     tell_stall(feed, full ? &stall : &none);
     check_stuck(seq, feed);
@@ -403,8 +404,8 @@ int pd_seq_space_flush(struct pd_sequencer *seq)
         pd_log(
             PD_LOG_WARN, "log_full_flush",
             "feed=%s packs=%llu text=\"the log has no room for a whole window, so packs are made "
-            "from a short one; raise log.max_bytes, or lower window or window_bytes\"",
-            feed->name, (unsigned long long)packs);
+            "from a short one; %s, or lower window or window_bytes\"",
+            feed->name, (unsigned long long)packs, pd_log_advice(seq->log));
         pd_metric_add_feed(PD_F_LOG_FULL_FLUSHES, feed->index, 1);
         int rc = pd_seq_flush_write(seq, feed, packs, &error);
         if (seq->group_rc)

@@ -39,7 +39,7 @@ int pd_seq_space_flush(struct pd_sequencer *seq);
 
 /* One step of trimming each feed: raises lowest_pack, or deletes below it. */
 int pd_seq_trim(struct pd_sequencer *seq);
-/* The feed's part of log.max_bytes. */
+/* The feed's part of the log's limit in force. */
 uint64_t pd_seq_share_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
 /* So many packs after the last one a snapshot is due. */
 uint64_t pd_seq_snapshot_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed);
@@ -61,7 +61,7 @@ void pd_seq_job_held(const struct pd_seq_feed *feed, const struct pd_seq_job *jo
  * planned, its oldest retained commit gives way, loudly; the last one never does. Else its trainer
  * and its producers would wait for each other, for good where it does not commit out of turn.
  * False: there is none to give, or no need. */
-bool pd_seq_give_up_commit(struct pd_seq_feed *feed);
+bool pd_seq_give_up_commit(const struct pd_sequencer *seq, struct pd_seq_feed *feed);
 /* Whether a commit of the feed's slowest job, or of one that is configured and has not come, would
  * free space; *stall says which. */
 bool pd_seq_stall_of(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,

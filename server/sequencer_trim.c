@@ -35,7 +35,7 @@
 
 uint64_t pd_seq_share_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
 {
-    return pd_config_feed_bytes(seq->config, feed->config);
+    return pd_config_feed_bytes(seq->config, feed->config, pd_log_limit_bytes(seq->log));
 }
 
 uint64_t pd_seq_snapshot_packs(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
@@ -334,7 +334,7 @@ static bool has_received_all(const struct pd_seq_feed *feed, const struct pd_seq
     return next >= pd_job_steps_planned(&steps, feed->packs, false);
 }
 
-bool pd_seq_give_up_commit(struct pd_seq_feed *feed)
+bool pd_seq_give_up_commit(const struct pd_sequencer *seq, struct pd_seq_feed *feed)
 {
     struct pd_seq_job *job = pd_seq_slowest_job(feed);
     if (!job || !(feed->waiting || feed->log_short) || feed->trimming || feed->trim_wanted ||
@@ -348,9 +348,9 @@ bool pd_seq_give_up_commit(struct pd_seq_feed *feed)
     pd_metric_add_feed(PD_F_COMMITS_GIVEN_UP, feed->index, 1);
     pd_log(PD_LOG_WARN, "retained_commit_given_up",
            "feed=%s job=%s oldest_kept=%llu last=%llu text=\"the log has no room for what "
-           "jobs.retain asks for; raise log.max_bytes, commit more often or retain less\"",
+           "jobs.retain asks for; %s, commit more often or retain less\"",
            feed->name, job->spec.name, (unsigned long long)job->given_up - 1,
-           (unsigned long long)job->committed - 1);
+           (unsigned long long)job->committed - 1, pd_log_advice(seq->log));
     return true;
 }
 

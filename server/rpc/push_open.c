@@ -51,7 +51,9 @@ static void set_rules(struct push *push, const Packd__V1__Hello *hello)
 /* Credit that nobody can take back should not be most of what the lane may have in the log. */
 static uint64_t window_bytes(const struct push *push)
 {
-    return pd_config_lane_bytes(push_rpc(push)->options.config, push->feed) / LANE_WINDOW_PART;
+    const struct pd_rpc_options *options = &push_rpc(push)->options;
+    return pd_config_lane_bytes(options->config, push->feed, pd_log_limit_bytes(options->log)) /
+           LANE_WINDOW_PART;
 }
 
 static int check_hello(struct push *push, const Packd__V1__Hello *hello, const char *feed,

@@ -347,7 +347,8 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
     if (!config)
         return;
     out->config_digest = pd_feed_config_digest(config);
-    out->log_max_bytes = pd_config_feed_bytes(report->rpc->options.config, config);
+    out->log_max_bytes = pd_config_feed_bytes(report->rpc->options.config, config,
+                                              pd_log_limit_bytes(report->rpc->options.log));
     fill_pruning(report, out, feed->prune, config->layout.cost);
     fill_serving_of_feed(report, out, index);
     fill_jobs(report, out, feed, config, index);
@@ -418,7 +419,8 @@ static void fill_log(struct report *report, Packd__V1__StatusResponse *out,
     out->log = pd_arena_take(&report->arena, sizeof(*out->log));
     packd__v1__log_status__init(out->log);
     out->log->bytes = pd_log_used_bytes(options->log);
-    out->log->max_bytes = options->config->log_max_bytes;
+    out->log->max_bytes = pd_log_limit_bytes(options->log);
+    out->log->configured_bytes = options->config->log_max_bytes;
     out->log->records = status->records;
     out->log->state = pd_sequencer_log_full(options->sequencer) ? PACKD__V1__LOG_STATE__LOG_FULL
                                                                 : PACKD__V1__LOG_STATE__LOG_OK;

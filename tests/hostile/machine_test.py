@@ -2,12 +2,10 @@
 packd goes on, or says by name what it lacks; what was acknowledged is there afterwards, once, with the same bytes."""
 
 import json
-import mmap
 import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -17,12 +15,11 @@ import grpc
 
 import harness
 import peer
+import preloaded
 from peer import pb
 
 FULL = os.environ.get("PACKD_FULL") == "1"
 SEED = int(os.environ.get("PACKD_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
-LIBRARY = os.path.join(harness.TOP, "tests", "hostile", "libpackd_hostile.so")
-DRIVER = os.path.join(harness.TOP, "tests", "fault", "driver")
 STOPPED_S, PATIENCE_S = (65, 60) if FULL else (7, 5)  # the daemon, for longer than its limits.stall
 STALL_S = 3
 FEED = {"name": "default", "seq_len": 256, "window": 32, "over_length": "split"}
@@ -70,25 +67,6 @@ def read_all(address, job, **more):
     return payloads, {key: parts[0] + [t for part in sorted(parts) if part > 0 for t in parts[part][1:]] for key, parts in whole.items()}
 
 
-class Controls:
-    """The file through which the preloaded library is told what to do."""
-
-    FIELDS = ("clock_offset_ns", "sync_held", "syncs_waiting", "sync_sleep_ns", "disk_bytes", "refused")
-
-    def __init__(self, directory):
-        self.path = os.path.join(directory, "controls")
-        with open(self.path, "wb") as file:
-            file.write(bytes(8 * len(self.FIELDS)))
-        with open(self.path, "r+b") as file:
-            self.map = mmap.mmap(file.fileno(), 8 * len(self.FIELDS))
-
-    def set(self, field, value):
-        struct.pack_into("<q", self.map, 8 * self.FIELDS.index(field), value)
-
-    def get(self, field):
-        return struct.unpack_from("<q", self.map, 8 * self.FIELDS.index(field))[0]
-
-
 class MachineTest(unittest.TestCase):
     def setUp(self):
         self.directory = harness.scratch()
@@ -96,13 +74,10 @@ class MachineTest(unittest.TestCase):
 
     def preloaded(self, feed=None, **extra):
         """A daemon under the library, and what controls it."""
-        if subprocess.run([DRIVER], capture_output=True).returncode == 77:
-            print("SKIP: a sanitizer build takes no preloaded library", flush=True)
-            self.skipTest("sanitizer build")
-        controls = Controls(self.directory)
-        environment = {"LD_PRELOAD": LIBRARY, "PACKD_HOSTILE_FILE": controls.path, "PACKD_HOSTILE_DIR": os.path.join(self.directory, "data")}
-        return controls, harness.Daemon([feed or FEED], directory=self.directory, environment=environment, arguments=["--listen", self.socket],
-                                        extra={"drain": "1s", "log": {"durability": "fsync", "max_bytes": "64MiB"}, **extra})
+        preloaded.skip_sanitized(self)
+        controls = preloaded.Controls(self.directory)
+        extra = {"drain": "1s", "log": {"durability": "fsync", "max_bytes": "64MiB"}, **extra}
+        return controls, preloaded.daemon(controls, self.directory, [feed or FEED], self.socket, extra)
 
     def expect_all(self, samples, whole, streams=("s",)):
         self.assertEqual(whole, {(stream, seq): tokens for stream in streams for seq, tokens in enumerate(samples)})
@@ -211,8 +186,9 @@ class MachineTest(unittest.TestCase):
         push = threading.Thread(target=push_all, args=(self.socket, samples), daemon=True)
         with daemon as packd:
             push.start()
-            harness.wait_for("it is full", lambda: "no space left" in packd.log() or packd.process.poll() is not None)
+            harness.wait_for("it is full", lambda: packd.process.poll() is not None or packd.status()["log"].get("state", "LOG_OK") != "LOG_OK")
             self.assertIsNone(packd.process.poll(), packd.log())
+            self.assertIn("no space left", packd.log())
             self.assertEqual(packd.http("/livez")[0], 200)
             packd.program = harness.PACKD
             packd.stop()
@@ -347,7 +323,7 @@ class MachineTest(unittest.TestCase):
     def test_little_memory(self):
         """ulimit -v from next to nothing upwards: refused with a line that names what is lacking, or it serves; whatever becomes of it under load,
         what was acknowledged is there at the next start."""
-        if subprocess.run([DRIVER], capture_output=True).returncode == 77:
+        if subprocess.run([preloaded.DRIVER], capture_output=True).returncode == 77:
             self.skipTest("a sanitizer needs terabytes of address space")
         samples = samples_of(SEED, 1500)
         ends, served = {}, False

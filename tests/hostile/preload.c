@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -27,7 +29,11 @@ struct controls {
     _Atomic uint64_t syncs_waiting;  /* told: how many are held now */
     _Atomic uint64_t sync_sleep_ns;  /* each takes so much longer */
     _Atomic uint64_t disk_bytes;     /* no file grows past this: ENOSPC; 0: no limit */
-    _Atomic uint64_t refused;        /* told: writes that were refused */
+    _Atomic uint64_t refused;        /* told: writes and reservations that were refused */
+    /* data.mdb has a disk of so many bytes: ENOSPC where it would take more blocks; 0: no limit */
+    _Atomic uint64_t quota_bytes;
+    _Atomic uint64_t quota_silent; /* EDQUOT, and statvfs does not tell */
+    _Atomic uint64_t no_reserve;   /* fallocate is EOPNOTSUPP */
 };
 
 static struct controls nothing, *controls = &nothing;
@@ -122,16 +128,77 @@ int fdatasync(int fd)
     return slow_sync(fd, SYS_fdatasync);
 }
 
-static ssize_t do_write(int fd, const struct iovec *parts, int part_count, off_t offset)
+/* One block a bit: what of data.mdb has been taken from the small disk. Calls of one thread. */
+#define BLOCK_BYTES UINT64_C(4096)
+static uint8_t blocks[1 << 15];
+static _Atomic uint64_t taken_bytes;
+
+/* Takes the blocks of [from, end) that are not taken yet, all or none. */
+static bool take_blocks(uint64_t from, uint64_t end)
 {
-    uint64_t most = atomic_load(&controls->disk_bytes), end = (uint64_t)offset;
-    for (int i = 0; i < part_count; i++)
-        end += parts[i].iov_len;
-    if (most > 0 && end > most && on_disk(fd)) {
-        atomic_fetch_add(&controls->refused, 1);
-        errno = ENOSPC;
+    uint64_t first = from / BLOCK_BYTES, last = (end + BLOCK_BYTES - 1) / BLOCK_BYTES, fresh = 0;
+    if (last > sizeof blocks * 8)
+        return false;
+    for (uint64_t i = first; i < last; i++)
+        fresh += !(blocks[i / 8] >> i % 8 & 1);
+    if (taken_bytes + fresh * BLOCK_BYTES > controls->quota_bytes)
+        return false;
+    for (uint64_t i = first; i < last; i++)
+        blocks[i / 8] |= (uint8_t)(1u << i % 8);
+    taken_bytes += fresh * BLOCK_BYTES;
+    return true;
+}
+
+/* Whether the disk has no room for [from, end) of a file; errno says why. */
+static bool refuses(int fd, uint64_t from, uint64_t end)
+{
+    uint64_t most = atomic_load(&controls->disk_bytes);
+    if ((most == 0 && controls->quota_bytes == 0) || !on_disk(fd) ||
+        ((most == 0 || end <= most) && (controls->quota_bytes == 0 || take_blocks(from, end))))
+        return false;
+    atomic_fetch_add(&controls->refused, 1);
+    errno = controls->quota_silent ? EDQUOT : ENOSPC;
+    return true;
+}
+
+int fallocate(int fd, int mode, off_t from, off_t size)
+{
+    if (controls->no_reserve && on_disk(fd)) {
+        errno = EOPNOTSUPP;
         return -1;
     }
+    if (mode == FALLOC_FL_KEEP_SIZE && refuses(fd, (uint64_t)from, (uint64_t)(from + size)))
+        return -1;
+    return (int)syscall(SYS_fallocate, fd, mode, from, size);
+}
+
+int fallocate64(int fd, int mode, off64_t from, off64_t size) __attribute__((alias("fallocate")));
+
+int statvfs(const char *path, struct statvfs *out)
+{
+    struct statfs fs;
+    if (syscall(SYS_statfs, path, &fs) != 0)
+        return -1;
+    *out = (struct statvfs){.f_bsize = (unsigned long)fs.f_bsize,
+                            .f_frsize = (unsigned long)fs.f_frsize,
+                            .f_blocks = fs.f_blocks,
+                            .f_bfree = fs.f_bfree,
+                            .f_bavail = fs.f_bavail};
+    uint64_t quota = controls->quota_bytes, left = quota > taken_bytes ? quota - taken_bytes : 0;
+    if (quota > 0 && !controls->quota_silent)
+        out->f_bavail = out->f_bfree = left / out->f_frsize;
+    return 0;
+}
+
+int statvfs64(const char *path, struct statvfs64 *out) __attribute__((alias("statvfs")));
+
+static ssize_t do_write(int fd, const struct iovec *parts, int part_count, off_t offset)
+{
+    uint64_t end = (uint64_t)offset;
+    for (int i = 0; i < part_count; i++)
+        end += parts[i].iov_len;
+    if (refuses(fd, (uint64_t)offset, end))
+        return -1;
     return syscall(SYS_pwritev, fd, parts, part_count, offset, 0);
 }
 
@@ -147,7 +214,9 @@ ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
 
 ssize_t writev(int fd, const struct iovec *parts, int count)
 {
-    off_t at = controls->disk_bytes > 0 && on_disk(fd) ? lseek(fd, 0, SEEK_CUR) : -1;
+    off_t at = (controls->disk_bytes > 0 || controls->quota_bytes > 0) && on_disk(fd)
+                   ? lseek(fd, 0, SEEK_CUR)
+                   : -1;
     if (at < 0)
         return syscall(SYS_writev, fd, parts, count);
     ssize_t wrote = do_write(fd, parts, count, at);

@@ -2,6 +2,7 @@
 #include "tests/unit/sequencer_case.h"
 
 #include "base/check.h"
+#include "server/log_internal.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -131,7 +132,8 @@ static void test_undo(void **unused)
     assert_int_equal(seq_open(&c, &a), 0);
     assert_int_equal(seq_push_lengths(&c, &a, 0, 100, 60, &answer), 0);
     uint64_t planned = c.serve.progress[0].packs_planned;
-    c.config.log_max_bytes = 1ull << 40; /* packd's own count lets this pass; LMDB's map does not */
+    c.log->max_bytes = 1ull << 40; /* packd's own count lets this pass; LMDB's map does not */
+    atomic_store(&c.log->limit_bytes, c.log->max_bytes);
     /* in one group: an append that fits, a new job, a new stream, and an append that does not
      * fit */
     struct gate gate;
