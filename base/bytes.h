@@ -39,6 +39,14 @@ static inline uint8_t *pd_varint_write(uint8_t *at, uint64_t value)
     *at++ = (uint8_t)value;
     return at;
 }
+/* How many bytes it takes. */
+static inline size_t pd_varint_bytes(uint64_t value)
+{
+    size_t count = 1;
+    for (; value >= 0x80; value >>= 7)
+        count++;
+    return count;
+}
 /* varint length, then the bytes. */
 void pd_buf_put_string(struct pd_buf *buf, const char *data, size_t size);
 
@@ -61,6 +69,14 @@ static inline uint64_t pd_reader_varint(struct pd_reader *reader)
     if (!reader->failed && reader->at < reader->end && *reader->at < 0x80)
         return *reader->at++;
     return pd_reader_varint_long(reader);
+}
+/* The same, failed where it takes more than 32 bits. */
+static inline uint32_t pd_reader_varint32(struct pd_reader *reader)
+{
+    uint64_t value = pd_reader_varint(reader);
+    if (value > UINT32_MAX)
+        reader->failed = true;
+    return (uint32_t)value;
 }
 /* The next `size` bytes in place, or NULL (and failed). */
 const uint8_t *pd_reader_bytes(struct pd_reader *reader, size_t size);

@@ -6,6 +6,7 @@
  * arrive as bytes and are kept as runs. Does no I/O. */
 #include "client/lib_block.h"
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "client/lib_error.h"
 #include "proto/packd.pb-c.h"
@@ -267,35 +268,15 @@ size_t pd_client_block_cost(const struct pd_client_block *block)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static size_t varint_bytes(uint64_t value)
-{
-    size_t bytes = 1;
-    while (value >= 0x80) {
-        value >>= 7;
-        bytes++;
-    }
-    return bytes;
-}
-
-static uint8_t *put_varint(uint8_t *at, uint64_t value)
-{
-    while (value >= 0x80) {
-        *at++ = (uint8_t)(value | 0x80);
-        value >>= 7;
-    }
-    *at++ = (uint8_t)value;
-    return at;
-}
-
 static uint8_t *put_bytes_field(uint8_t *at, unsigned field, size_t bytes)
 {
     *at++ = TAG(field, TYPE_BYTES);
-    return put_varint(at, bytes);
+    return pd_varint_write(at, bytes);
 }
 
 static size_t bytes_field_size(size_t bytes)
 {
-    return 1 + varint_bytes(bytes) + bytes;
+    return 1 + pd_varint_bytes(bytes) + bytes;
 }
 
 static struct pd_rpc_part lent(struct pd_client_block *block, const void *data, size_t bytes)

@@ -7,7 +7,6 @@
 #include "client/lib_rpc_priv.h"
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "client/lib_error.h"
 
 #include <stdatomic.h>

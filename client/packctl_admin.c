@@ -5,9 +5,6 @@
 #include "client/packctl.h"
 #include "client/packctl_reply.h"
 
-#include "base/check.h"
-#include "base/units.h"
-
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>

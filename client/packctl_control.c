@@ -5,8 +5,6 @@
 #include "client/packctl.h"
 #include "client/packctl_reply.h"
 
-#include "base/check.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

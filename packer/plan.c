@@ -142,21 +142,13 @@ void pd_segment_encode(const struct pd_segment *s, struct pd_buf *buf)
     pd_buf_put(buf, bytes, (size_t)(at - bytes));
 }
 
-static uint32_t read_u32(struct pd_reader *reader)
-{
-    uint64_t value = pd_reader_varint(reader);
-    if (value > UINT32_MAX)
-        reader->failed = true;
-    return (uint32_t)value;
-}
-
 static void read_part(struct pd_segment *s, struct pd_reader *reader)
 {
-    s->part = read_u32(reader);
-    s->part_count = read_u32(reader);
-    s->offset_tokens = read_u32(reader);
-    s->overlap_tokens = read_u32(reader);
-    s->sample_tokens = read_u32(reader);
+    s->part = pd_reader_varint32(reader);
+    s->part_count = pd_reader_varint32(reader);
+    s->offset_tokens = pd_reader_varint32(reader);
+    s->overlap_tokens = pd_reader_varint32(reader);
+    s->sample_tokens = pd_reader_varint32(reader);
 }
 
 static bool segment_sound(const struct pd_segment *s)
@@ -173,30 +165,30 @@ bool pd_segment_decode(struct pd_segment *s, struct pd_reader *reader)
     *s = (struct pd_segment){.part_count = 1, .weight = 1.0f};
     uint8_t flags = pd_reader_u8(reader);
     s->block = pd_reader_varint(reader);
-    s->index = read_u32(reader);
-    s->stream = read_u32(reader);
+    s->index = pd_reader_varint32(reader);
+    s->stream = pd_reader_varint32(reader);
     s->seq = pd_reader_varint(reader);
-    s->source = read_u32(reader);
-    s->length_tokens = read_u32(reader);
-    uint64_t slot = (uint64_t)s->length_tokens + read_u32(reader);
+    s->source = pd_reader_varint32(reader);
+    s->length_tokens = pd_reader_varint32(reader);
+    uint64_t slot = (uint64_t)s->length_tokens + pd_reader_varint32(reader);
     s->slot_tokens = (uint32_t)slot;
     s->sample_tokens = s->length_tokens;
     s->loss_tokens = s->sample_loss_tokens = s->length_tokens - 1;
     if (flags & HAS_PASS)
-        s->pass = read_u32(reader);
+        s->pass = pd_reader_varint32(reader);
     if (flags & HAS_PART)
         read_part(s, reader);
     if (flags & HAS_LOSS) {
-        s->loss_tokens = read_u32(reader);
-        s->sample_loss_tokens = read_u32(reader);
+        s->loss_tokens = pd_reader_varint32(reader);
+        s->sample_loss_tokens = pd_reader_varint32(reader);
     }
     if (flags & HAS_PATCHES)
-        s->patches = read_u32(reader);
+        s->patches = pd_reader_varint32(reader);
     if (flags & HAS_WEIGHT)
         s->weight = pd_reader_f32(reader);
     if (flags & HAS_PRUNE) {
         s->prune.drop_views = pd_reader_varint(reader);
-        s->prune.keep_frames = read_u32(reader);
+        s->prune.keep_frames = pd_reader_varint32(reader);
     }
     return !reader->failed && flags <= HAS_ALL && slot <= UINT32_MAX && segment_sound(s);
 }

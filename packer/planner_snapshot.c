@@ -22,10 +22,7 @@ static void put(struct pd_buf *buf, uint64_t value)
 
 static uint32_t get32(struct pd_reader *reader)
 {
-    uint64_t value = pd_reader_varint(reader);
-    if (value > UINT32_MAX)
-        reader->failed = true;
-    return (uint32_t)value;
+    return pd_reader_varint32(reader);
 }
 
 static uint64_t get(struct pd_reader *reader)

@@ -3,8 +3,6 @@
  * none. */
 #include "server/arrivals.h"
 
-#include "base/check.h"
-
 #define INTERVAL_MIN_NS 1000000000u
 
 static void thin(struct pd_arrivals *arrivals)

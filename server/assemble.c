@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "packer/layout.h"
 #include "server/payload.h"
-#include "server/serve_test.h"
 #include "server/step_order.h"
 #include "server/tokens_check.h"
 

@@ -63,6 +63,9 @@ int pd_assembler_measure(struct pd_assembler *assembler, const struct pd_assembl
 int pd_assembler_build(struct pd_assembler *assembler, struct pd_ready_batch *ready,
                        struct pd_check_finding *finding, struct pd_error *error) PD_MUST_CHECK;
 
+/* Of tests alone: damages what later builds have laid out, before it is checked. */
+void pd_assembler_set_corruption(struct pd_assembler *assembler, pd_corrupt_fn *corrupt, void *ctx);
+
 /* Gives back what a build put into *batch: payload and header, both NULL afterwards. Any thread. */
 void pd_ready_batch_clear(struct pd_ready_batch *batch);
 

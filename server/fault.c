@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "gpu/probe_cases.h"
-#include "server/serve_test.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -250,8 +249,7 @@ static bool is_chosen(const struct pd_batch_key *key)
                               key->dp_rank == batch->dp_rank);
 }
 
-static bool corrupt_locked(const struct pd_batch_key *key, struct pd_batch *batch,
-                           uint8_t *payload)
+static bool corrupt_locked(const struct pd_batch_key *key, struct pd_batch *batch, uint8_t *payload)
 {
     if (wanted.times <= 0 || !is_chosen(key))
         return false;
@@ -302,5 +300,5 @@ void pd_fault_install(const struct pd_config *config, struct pd_serve *serve)
         fprintf(stderr, "packd: no fault \"%s\" for feed number %u\n", wanted.name, wanted.feed);
         exit(2);
     }
-    pd_serve_set_corruption(serve, corrupt, NULL);
+    pd_serve_hooks(serve)->corrupt = corrupt;
 }

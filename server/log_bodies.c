@@ -135,8 +135,8 @@ static int copy_tokens(struct pd_log_reader *reader, const struct pd_segment *se
     }
     if (rc == 0 && done < slice->sample_tokens)
         return verify(reader, segment, column);
-    bool same = rc == 0 && (when == PD_VERIFY_LATER ||
-                            pd_digest(dst, column->size_bytes) == column->digest);
+    bool same = rc == 0 &&
+                (when == PD_VERIFY_LATER || pd_digest(dst, column->size_bytes) == column->digest);
     return verdict(reader, segment, column, rc, same);
 }
 
@@ -309,37 +309,45 @@ static int copy_part(void *ctx, struct pd_log_reader *reader, uint64_t block, ui
     return rc;
 }
 
-static void column_of(const struct pd_tensor_spec *spec, const struct pd_tensor_extent *extent,
-                      char name[80], struct column *column)
+/* A tensor's bytes of the whole sample. */
+struct tensor_body {
+    struct pd_tensor_extent extent;
+    struct column column;
+    char name[80];
+    bool there;
+};
+
+static int open_body(struct pd_log_reader *reader, const struct pd_segment *segment,
+                     const struct pd_tensor_spec *spec, struct tensor_body *body)
 {
-    snprintf(name, 80, "elements of %s", spec->name);
-    *column = (struct column){.name = name,
-                              .offset_bytes = extent->offset_bytes,
-                              .size_bytes = extent->size_bytes,
-                              .digest = extent->digest};
+    uint64_t count;
+    int rc = open_tensor(reader, segment, spec, &body->extent, &count, &body->there);
+    if (rc != 0 || !body->there)
+        return rc;
+    snprintf(body->name, sizeof body->name, "elements of %s", spec->name);
+    body->column = (struct column){.name = body->name,
+                                   .offset_bytes = body->extent.offset_bytes,
+                                   .size_bytes = body->extent.size_bytes,
+                                   .digest = body->extent.digest};
+    return 0;
 }
 
 static int read_tensor(struct pd_log_reader *reader, const struct pd_segment *segment,
                        const struct pd_tensor_spec *spec, struct pd_elements which,
                        enum pd_verify when, void *dst)
 {
-    struct pd_tensor_extent extent;
+    struct tensor_body body;
     struct copy copy = {dst, dst};
-    struct column column;
-    char name[80];
-    uint64_t count;
-    bool has;
-    int rc = open_tensor(reader, segment, spec, &extent, &count, &has);
-    if (rc != 0 || !has)
+    int rc = open_body(reader, segment, spec, &body);
+    if (rc != 0 || !body.there)
         return rc;
-    column_of(spec, &extent, name, &column);
-    rc = for_each_part(reader, segment, &extent, which, copy_part, &copy);
+    rc = for_each_part(reader, segment, &body.extent, which, copy_part, &copy);
     uint64_t copied = (uint64_t)(copy.at - copy.start);
-    if (rc == 0 && copied < extent.size_bytes)
-        return verify(reader, segment, &column);
+    if (rc == 0 && copied < body.extent.size_bytes)
+        return verify(reader, segment, &body.column);
     bool same =
-        rc == 0 && (when == PD_VERIFY_LATER || pd_digest(dst, copied) == extent.digest);
-    return verdict(reader, segment, &column, rc, same);
+        rc == 0 && (when == PD_VERIFY_LATER || pd_digest(dst, copied) == body.extent.digest);
+    return verdict(reader, segment, &body.column, rc, same);
 }
 
 static int bodies_tensor(void *ctx, const struct pd_segment *segment,
@@ -377,19 +385,14 @@ static int bodies_zeros(void *ctx, const struct pd_segment *segment,
                         uint64_t *zeros)
 {
     struct pd_log_reader *reader = ctx;
-    struct pd_tensor_extent extent;
-    struct column column;
-    char name[80];
-    uint64_t count;
-    bool has;
+    struct tensor_body body;
     *zeros = 0;
-    int rc = open_tensor(reader, segment, spec, &extent, &count, &has);
-    if (rc != 0 || !has)
+    int rc = open_body(reader, segment, spec, &body);
+    if (rc != 0 || !body.there)
         return rc;
-    column_of(spec, &extent, name, &column);
-    rc = for_each_part(reader, segment, &extent, which, count_zeros, zeros);
-    return rc == 0 ? verify(reader, segment, &column)
-                   : verdict(reader, segment, &column, rc, false);
+    rc = for_each_part(reader, segment, &body.extent, which, count_zeros, zeros);
+    return rc == 0 ? verify(reader, segment, &body.column)
+                   : verdict(reader, segment, &body.column, rc, false);
 }
 
 void pd_log_bodies(struct pd_log_reader *reader, uint32_t feed, enum pd_verify verify,

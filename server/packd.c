@@ -437,11 +437,14 @@ static int start_serve(void *ctx, struct pd_error *error)
         pd_watch_free(d->watch);
         return rc;
     }
-    pd_serve_set_served(d->serve, pd_watch_delivered, d->watch);
     d->repro = (struct pd_repro){.config = &d->config, .log = d->log};
-    pd_serve_set_repro(d->serve, pd_repro_save, &d->repro);
     d->skip_step = (struct pd_skip_step){.config = &d->config, .serve = d->serve};
-    pd_serve_set_skip(d->serve, pd_skip_step_ask, &d->skip_step);
+    *pd_serve_hooks(d->serve) = (struct pd_serve_hooks){.served = pd_watch_delivered,
+                                                        .served_ctx = d->watch,
+                                                        .repro = pd_repro_save,
+                                                        .repro_ctx = &d->repro,
+                                                        .skip = pd_skip_step_ask,
+                                                        .skip_ctx = &d->skip_step};
 #ifdef PD_TEST_FAULTS
     pd_fault_install(&d->config, d->serve);
 #endif
@@ -459,9 +462,12 @@ static int start_validate(void *ctx, struct pd_error *error)
 {
     struct daemon *d = ctx;
     int rc = pd_validation_start(&d->config, &d->validation, error);
-    if (rc == 0)
-        pd_serve_set_validator(d->serve, pd_validation_probe, d->validation);
-    return rc;
+    if (rc != 0)
+        return rc;
+    struct pd_serve_hooks *hooks = pd_serve_hooks(d->serve);
+    hooks->validate = pd_validation_probe;
+    hooks->validate_ctx = d->validation;
+    return 0;
 }
 
 static void stop_validate(void *ctx)

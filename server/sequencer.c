@@ -13,6 +13,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/sequencer_feeds.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_settings.h"
+#include "server/sequencer_space.h"
+#include "server/sequencer_streams.h"
+#include "server/sequencer_tables.h"
 
 #include <errno.h>
 #include <inttypes.h>

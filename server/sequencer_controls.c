@@ -4,9 +4,11 @@
  *
  * The first pack is the one behind the horizon: everything planned so far stays. Sequencer thread.
  * Invariant: the record holds all that replay needs, in numbers of the log. It does not plan. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_settings.h"
 
 #include "base/log.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_streams.h"
 
 /* Where the planner has stopped, planner_control will say so. */
 static uint64_t change_pack(const struct pd_seq_feed *feed)

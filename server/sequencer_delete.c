@@ -7,10 +7,13 @@
  * Sequencer thread. Invariant: a number names one feed's data at a time; job numbers go on, so that
  * a call of an old job never meets a new one. Packs that name a deleted stream can still be
  * explained: its row stays. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_feeds.h"
 
-#include "base/check.h"
 #include "base/log.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_settings.h"
+#include "server/sequencer_space.h"
+#include "server/sequencer_streams.h"
 #include "server/serve_view.h"
 
 #include <stdlib.h>

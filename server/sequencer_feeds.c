@@ -3,11 +3,14 @@
  * At every start the configuration is joined with what the log has of each feed
  * (sequencer_settings.c says what may differ). Sequencer thread (and the start-up code). Invariant:
  * an end or a flush is a record before the planner hears of it takes effect. It does not plan. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_feeds.h"
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/log.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_settings.h"
+#include "server/sequencer_space.h"
 
 #include <stdlib.h>
 

@@ -5,11 +5,12 @@
  * the log nor the horizon. Whoever opens the job again, or goes on with it, makes it hold what is
  * left, by a record too. Sequencer thread. Invariant: off by default; a clock decides when the
  * record is written, only the record decides what is held. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_jobs.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/sequencer_space.h"
 #include "server/serve_view.h"
 
 static int release(struct pd_sequencer *seq, struct pd_seq_feed *feed, struct pd_seq_job *job,

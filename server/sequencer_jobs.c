@@ -4,11 +4,13 @@
  * and fences the world before it; the current one joins; a superseded one is refused for good,
  * so that a world that wakes up late cannot fence the living one. Sequencer thread. Invariant:
  * generation and last committed step never fall. It does not know which batches exist. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_jobs.h"
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "packer/layout.h"
+#include "server/sequencer_space.h"
+#include "server/sequencer_tables.h"
 #include "server/serve_view.h"
 
 #include <stdio.h>

@@ -7,6 +7,12 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "server/sequencer_feeds.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_space.h"
+#include "server/sequencer_streams.h"
+#include "server/sequencer_tables.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  * are loaded. Sequencer thread. Invariant: a name that has a number never gets another, and a
  * tensor never another declaration: batches made before and after a restart, or from another
  * replica of the log, have the same arrays. It does not look at samples. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_tables.h"
 
 #include <stdlib.h>
 

@@ -7,12 +7,15 @@
  * for, so the same plans come out, and the digest in each Horizon proves it. Sequencer thread
  * (and the start-up code). Invariant: nobody plans past the last Horizon but the group that
  * writes the next one. It sees heads, never bodies. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_planning.h"
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_settings.h"
+#include "server/sequencer_space.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,9 +5,10 @@
  * the new. Where packs of committed steps and of later ones are mixed (balance: cost, inside a
  * part) that place does not exist, and the next one is named. Sequencer thread. Invariant: what has
  * been committed stays as it was. It does not raise the generation: OpenJob does. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_jobs.h"
 
 #include "base/log.h"
+#include "server/sequencer_space.h"
 
 /* Where the world would begin; there is a job. */
 static uint64_t begins_at(const struct pd_seq_feed *feed, const struct pd_seq_job *job,

@@ -3,7 +3,9 @@
  * The rows are caches of the fold over the records, written in the same transaction, so that a
  * start need not read the whole log. Sequencer thread. Invariant: what decode accepts is within
  * the limits of the structs; seals have found damage before. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_tables.h"
+
+#include "server/sequencer_settings.h"
 
 #include <stdlib.h>
 

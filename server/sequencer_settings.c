@@ -9,10 +9,13 @@
  * same whatever the file says, so every key that shapes a batch of a plan is fixed; what only
  * decides about plans to come may change. To add a live rule: a row in `live_rules`. A key that an
  * older log does not have counts as the default. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_settings.h"
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/sequencer_planning.h"
+#include "server/sequencer_streams.h"
+#include "server/sequencer_tables.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

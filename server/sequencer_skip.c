@@ -7,9 +7,10 @@
  * stays, so its token goes on being the current one. Sequencer thread. Invariant: what is left out
  * was planned; a trainer's place is never a step that is left out, or planning would wait for
  * it. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_jobs.h"
 
 #include "base/log.h"
+#include "server/sequencer_space.h"
 
 static int check_planned(const struct pd_seq_feed *feed, const struct pd_seq_job *job,
                          struct pd_request_skip_steps *request)

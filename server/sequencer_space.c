@@ -9,11 +9,14 @@
  * Sequencer thread, but for pd_sequencer_accepts, _log_full and _stall (any). Invariant: the counts
  * are a fold over the blocks in the log; they decide about credit and never about a plan. It
  * deletes nothing. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_space.h"
 
 #include "base/check.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/sequencer_feeds.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_streams.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,6 +5,9 @@
  * nothing. */
 #include "server/sequencer_state.h"
 
+#include "server/sequencer_planning.h"
+#include "server/sequencer_space.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 

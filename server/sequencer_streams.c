@@ -4,10 +4,13 @@
  * reconnects learns exactly what it need not send again. The newest Hello on a stream owns it:
  * its epoch is handed out here and every append carries it. Sequencer thread. Invariant: seqs of
  * a stream are dense; a sample is in the log once. It does not look into bodies. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_streams.h"
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "server/sequencer_feeds.h"
+#include "server/sequencer_space.h"
+#include "server/sequencer_tables.h"
 
 #include <stdio.h>
 #include <stdlib.h>

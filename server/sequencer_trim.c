@@ -9,11 +9,14 @@
  * delete, at most PD_SEQ_TRIM_BYTES each. Sequencer thread. Invariant: nothing at or above what
  * lowest_pack stands for is ever deleted; deletion goes on after a restart by itself. Trimming has
  * no effect on any plan, so it is no record. */
-#include "server/sequencer_state.h"
+#include "server/sequencer_space.h"
 
 #include "base/check.h"
 #include "base/log.h"
 #include "server/metrics.h"
+#include "server/sequencer_feeds.h"
+#include "server/sequencer_jobs.h"
+#include "server/sequencer_planning.h"
 
 #include <stdio.h>
 #include <stdlib.h>

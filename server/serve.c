@@ -73,44 +73,11 @@ int pd_serve_new(const struct pd_config *config, struct pd_log *log, struct pd_s
     return 0;
 }
 
-void pd_serve_set_validator(struct pd_serve *serve, pd_validate_fn *validate, void *ctx)
+struct pd_serve_hooks *pd_serve_hooks(struct pd_serve *serve)
 {
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(serve->worker_count == 0);
-    serve->validate = validate;
-    serve->validate_ctx = ctx;
-}
-
-void pd_serve_set_repro(struct pd_serve *serve, pd_repro_fn *save, void *ctx)
-{
-    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
-    PD_CHECK(serve->worker_count == 0);
-    serve->repro = save;
-    serve->repro_ctx = ctx;
-}
-
-void pd_serve_set_served(struct pd_serve *serve, pd_served_fn *served, void *ctx)
-{
-    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
-    PD_CHECK(serve->worker_count == 0);
-    serve->served = served;
-    serve->served_ctx = ctx;
-}
-
-void pd_serve_set_skip(struct pd_serve *serve, pd_skip_fn *skip, void *ctx)
-{
-    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
-    PD_CHECK(serve->worker_count == 0);
-    serve->skip = skip;
-    serve->skip_ctx = ctx;
-}
-
-void pd_serve_set_corruption(struct pd_serve *serve, pd_corrupt_fn *corrupt, void *ctx)
-{
-    PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
-    PD_CHECK(serve->worker_count == 0);
-    serve->corrupt = corrupt;
-    serve->corrupt_ctx = ctx;
+    return &serve->hooks;
 }
 
 int pd_serve_start(struct pd_serve *serve, struct pd_error *error)
@@ -612,7 +579,7 @@ void pd_serve_delivered(struct pd_serve *serve, const struct pd_ready_batch *bat
     pthread_mutex_unlock(&serve->lock);
     pd_metric_add_feed(PD_F_REREADS, key->feed_index, !first);
     pd_metric_add_feed(PD_F_STEPS, key->feed_index, *step_complete);
-    if (first && serve->served)
-        serve->served(serve->served_ctx, batch, box->full_step);
+    if (first && serve->hooks.served)
+        serve->hooks.served(serve->hooks.served_ctx, batch, box->full_step);
     say(&notes, key->step);
 }

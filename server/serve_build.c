@@ -194,7 +194,9 @@ static void report(const struct task *task, const struct pd_check_finding *findi
 static int validate(struct pd_serve *serve, struct pd_ready_batch *ready,
                     struct pd_check_finding *finding, struct pd_error *error)
 {
-    int rc = serve->validate ? serve->validate(serve->validate_ctx, ready, finding) : 0;
+    int rc = serve->hooks.validate
+                 ? serve->hooks.validate(serve->hooks.validate_ctx, ready, finding)
+                 : 0;
     if (rc == 0)
         return 0;
     pd_ready_batch_clear(ready);
@@ -221,7 +223,7 @@ static int build_once(struct pd_worker *worker, struct task *task, struct pd_box
 
 static bool wants_skip(const struct pd_serve *serve)
 {
-    return serve->skip && serve->config->on_violation == PD_ON_VIOLATION_SKIP_STEP;
+    return serve->hooks.skip && serve->config->on_violation == PD_ON_VIOLATION_SKIP_STEP;
 }
 
 /* The batch is kept out, and what it was made of is kept for whoever looks into it. */
@@ -231,10 +233,10 @@ static void save_repro(struct pd_serve *serve, const struct task *task,
     char path[PD_REPRO_PATH_MAX] = "";
     struct pd_check_finding damage = {.check = PD_CHECK_DIGEST};
     snprintf(damage.text, sizeof damage.text, "%.150s", error->text);
-    if (!serve->repro || (!finding->text[0] && !wants_skip(serve)))
+    if (!serve->hooks.repro || (!finding->text[0] && !wants_skip(serve)))
         return;
-    serve->repro(serve->repro_ctx, &task->order, finding->text[0] ? finding : &damage, path,
-                 sizeof path);
+    serve->hooks.repro(serve->hooks.repro_ctx, &task->order, finding->text[0] ? finding : &damage,
+                       path, sizeof path);
     if (!path[0])
         return;
     pthread_mutex_lock(&serve->lock);
@@ -428,7 +430,7 @@ static void ask_skip(struct pd_serve *serve, const struct task *task)
     pd_log(PD_LOG_ERROR, "step_left_out", "feed=%s job=%s step=%llu generation=%llu text=\"%s\"",
            task->order.feed->name, order->job, (unsigned long long)order->step,
            (unsigned long long)order->generation, order->why);
-    int rc = serve->skip(serve->skip_ctx, order);
+    int rc = serve->hooks.skip(serve->hooks.skip_ctx, order);
     if (rc == 0)
         return;
     pd_error_set(&error, rc, "SKIP", "the sequencer takes no request (%s)", pd_err_text(rc));
@@ -510,8 +512,9 @@ static int worker_start(struct pd_serve *serve, uint32_t index, struct pd_error 
     int rc = pd_assembler_new(serve->log, &worker->assembler, error);
     if (rc != 0)
         return rc;
-    if (serve->corrupt)
-        pd_assembler_set_corruption(worker->assembler, serve->corrupt, serve->corrupt_ctx);
+    if (serve->hooks.corrupt)
+        pd_assembler_set_corruption(worker->assembler, serve->hooks.corrupt,
+                                    serve->hooks.corrupt_ctx);
     int failed = pthread_create(&worker->thread, NULL, worker_main, worker);
     if (failed != 0) {
         pd_assembler_free(worker->assembler);

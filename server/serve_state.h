@@ -18,7 +18,6 @@
 
 #include "server/assemble.h"
 #include "server/delivered.h"
-#include "server/serve_test.h"
 #include "server/serve_view.h"
 
 #include <pthread.h>
@@ -167,17 +166,8 @@ struct pd_serve {
     uint32_t boxes; /* alive */
     struct pd_worker workers[PD_ASSEMBLE_THREADS_MAX];
     uint32_t worker_count; /* started */
-    pd_validate_fn *validate;
-    void *validate_ctx;
-    pd_repro_fn *repro;
-    void *repro_ctx;
-    pd_served_fn *served;
-    void *served_ctx;
-    pd_skip_fn *skip;
-    void *skip_ctx;
+    struct pd_serve_hooks hooks;
     char repro_path[PD_REPRO_PATH_MAX];
-    pd_corrupt_fn *corrupt;
-    void *corrupt_ctx;
 };
 
 /* Work for after the lock. */

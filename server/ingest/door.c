@@ -14,7 +14,6 @@
  * where both readings agree. */
 #include "server/ingest/door_parts.h"
 
-#include "base/bytes.h"
 #include "base/check.h"
 #include "base/cpu.h"
 #include "base/digest.h"

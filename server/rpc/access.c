@@ -8,7 +8,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "server/metrics.h"
 
 #include <errno.h>
 #include <grpc/grpc_security.h>

@@ -85,23 +85,6 @@ static grpc_slice batch_slice(struct pd_ready_batch *batch, const uint8_t *data,
     return grpc_slice_new_with_user_data((void *)(uintptr_t)data, size, unref_batch, batch);
 }
 
-static size_t varint_bytes(uint64_t value)
-{
-    size_t count = 1;
-
-    for (; value >= 0x80; value >>= 7)
-        count++;
-    return count;
-}
-
-static uint8_t *put_varint(uint8_t *at, uint64_t value)
-{
-    for (; value >= 0x80; value >>= 7)
-        *at++ = (uint8_t)(value | 0x80);
-    *at++ = (uint8_t)value;
-    return at;
-}
-
 /* FetchResponse{outer: Message{inner: data}} and `rest` bytes of further fields behind data:
  * everything before data. */
 static grpc_slice framing(uint8_t outer, uint8_t inner, size_t data, size_t rest)
@@ -109,9 +92,9 @@ static grpc_slice framing(uint8_t outer, uint8_t inner, size_t data, size_t rest
     uint8_t bytes[PREFIX_BYTES_MAX], *at = bytes;
 
     *at++ = outer;
-    at = put_varint(at, 1 + varint_bytes(data) + data + rest);
+    at = pd_varint_write(at, 1 + pd_varint_bytes(data) + data + rest);
     *at++ = inner;
-    at = put_varint(at, data);
+    at = pd_varint_write(at, data);
     return grpc_slice_from_copied_buffer((const char *)bytes, (size_t)(at - bytes));
 }
 

@@ -5,8 +5,6 @@
  * copy them. */
 #include "server/rpc/call.h"
 
-#include "base/check.h"
-
 #include <stdlib.h>
 #include <string.h>
 

@@ -80,7 +80,7 @@ static void bench_shape(uint32_t rows, uint32_t seq_len, uint32_t mean, uint32_t
     b.c->rules.seg_align = b.c->rules.total_align = seg_align;
     for (uint32_t row = 0; row < rows; row++) {
         for (;;) {
-            uint32_t length = 1 + case_below(&random, 2 * mean - 1);
+            uint32_t length = 1 + test_below(&random, 2 * mean - 1);
             uint32_t slot = (length + seg_align - 1) / seg_align * seg_align;
             if (b.c->packs[row].used_slots + slot > seq_len)
                 break;

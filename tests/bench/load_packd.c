@@ -3,6 +3,7 @@
  * protobuf-c. */
 #include "tests/bench/load.h"
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "proto/packd.pb-c.h"
 
@@ -15,22 +16,6 @@ static grpc_slice pack(const ProtobufCMessage *message)
     grpc_slice slice = grpc_slice_malloc(protobuf_c_message_get_packed_size(message));
     protobuf_c_message_pack(message, GRPC_SLICE_START_PTR(slice));
     return slice;
-}
-
-static uint8_t *put_varint(uint8_t *at, uint64_t value)
-{
-    for (; value >= 0x80; value >>= 7)
-        *at++ = (uint8_t)(value | 0x80);
-    *at++ = (uint8_t)value;
-    return at;
-}
-
-static size_t varint_bytes(uint64_t value)
-{
-    size_t count = 1;
-    for (; value >= 0x80; value >>= 7)
-        count++;
-    return count;
 }
 
 /* ---- the job ---- */
@@ -189,20 +174,20 @@ static void encode_columns(struct push *push)
 
 static size_t head_bytes(const struct push *push)
 {
-    return 1 + varint_bytes(push->next_seq) + push->columns_bytes;
+    return 1 + pd_varint_bytes(push->next_seq) + push->columns_bytes;
 }
 
 /* PushRequest{block: SampleBlock{head, body}}, up to the bytes of the body's first piece. */
 static grpc_slice block_prefix(const struct push *push, size_t piece_bytes)
 {
     uint8_t bytes[48], *at = bytes;
-    size_t head = head_bytes(push), body = 1 + varint_bytes(piece_bytes);
+    size_t head = head_bytes(push), body = 1 + pd_varint_bytes(piece_bytes);
     *at++ = 0x12;
-    at = put_varint(at, 1 + varint_bytes(head) + head + body + piece_bytes);
+    at = pd_varint_write(at, 1 + pd_varint_bytes(head) + head + body + piece_bytes);
     *at++ = 0x0a;
-    at = put_varint(at, head);
+    at = pd_varint_write(at, head);
     *at++ = 0x08;
-    at = put_varint(at, push->next_seq);
+    at = pd_varint_write(at, push->next_seq);
     size_t size = (size_t)(at - bytes);
     grpc_slice slice = grpc_slice_malloc(size + push->columns_bytes + body);
     at = GRPC_SLICE_START_PTR(slice);
@@ -210,7 +195,7 @@ static grpc_slice block_prefix(const struct push *push, size_t piece_bytes)
     memcpy(at + size, push->columns, push->columns_bytes);
     at += size + push->columns_bytes;
     *at++ = 0x7a;
-    put_varint(at, piece_bytes);
+    pd_varint_write(at, piece_bytes);
     return slice;
 }
 
@@ -219,9 +204,9 @@ static grpc_slice chunk_prefix(size_t piece_bytes)
 {
     uint8_t bytes[24], *at = bytes;
     *at++ = 0x1a;
-    at = put_varint(at, 1 + varint_bytes(piece_bytes) + piece_bytes);
+    at = pd_varint_write(at, 1 + pd_varint_bytes(piece_bytes) + piece_bytes);
     *at++ = 0x7a;
-    at = put_varint(at, piece_bytes);
+    at = pd_varint_write(at, piece_bytes);
     return grpc_slice_from_copied_buffer((const char *)bytes, (size_t)(at - bytes));
 }
 

@@ -7,14 +7,13 @@
  *   In call ──messages──> writer: one LMDB transaction a group ──> ack ──> In call
  *                                                            └──doorbell──> Out calls ──> records
  *
- * Two threads with a completion queue each, as packd has on this machine, and the writer's. A
- * record is copied once in (slices to a reserved page) and once out (page to a slice). It checks
- * nothing, forgets nothing, and ends by a signal. */
+ * The threads of core_server.h, and the writer's. A record is copied once in (slices to a reserved
+ * page) and once out (page to a slice). It checks nothing, forgets nothing, and ends by a signal. */
 #include "base/check.h"
+#include "tests/bench/core_server.h"
 #include "tests/bench/pipe.h"
 
 #include <grpc/byte_buffer_reader.h>
-#include <grpc/grpc_security.h>
 #include <lmdb.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -24,22 +23,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define QUEUES 2
-#define ACCEPTS 32
 #define COMMIT_BYTES (4u << 20)
 
-struct call;
-struct tag {
-    void (*done)(struct call *call, bool ok);
-    struct call *call;
-};
-
 struct call {
-    grpc_call *call;
-    grpc_completion_queue *cq;
-    grpc_call_details details;
-    grpc_metadata_array metadata;
-    struct tag accepted, got, wrote, begun, closed, bell;
+    struct core_call base;
+    struct core_tag got, wrote, begun, closed, bell;
     grpc_byte_buffer *message;
     int cancelled;
     struct call *next_out;
@@ -56,7 +44,6 @@ struct item {
     grpc_byte_buffer *message;
 };
 
-static grpc_server *server;
 static MDB_env *env;
 static MDB_dbi dbi;
 static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -67,9 +54,9 @@ static uint64_t records;  /* committed; under queue_lock */
 
 /* ---- ops ---- */
 
-static void start_op(struct call *call, grpc_op op, struct tag *tag)
+static void start_op(struct call *call, grpc_op op, struct core_tag *tag)
 {
-    PD_CHECK(grpc_call_start_batch(call->call, &op, 1, tag, NULL) == GRPC_CALL_OK);
+    PD_CHECK(grpc_call_start_batch(call->base.call, &op, 1, tag, NULL) == GRPC_CALL_OK);
 }
 
 static void read_next(struct call *call)
@@ -145,7 +132,7 @@ static void send_next(struct call *call)
 
 static void ring(struct call *call)
 {
-    PD_CHECK(grpc_call_start_batch(call->call, NULL, 0, &call->bell, NULL) == GRPC_CALL_OK);
+    PD_CHECK(grpc_call_start_batch(call->base.call, NULL, 0, &call->bell, NULL) == GRPC_CALL_OK);
 }
 
 static void take_request(struct call *call, grpc_byte_buffer *message)
@@ -184,11 +171,12 @@ static void take_request(struct call *call, grpc_byte_buffer *message)
 
 static bool is_out(const struct call *call)
 {
-    return grpc_slice_str_cmp(call->details.method, PIPE_OUT) == 0;
+    return grpc_slice_str_cmp(call->base.details.method, PIPE_OUT) == 0;
 }
 
-static void on_wrote(struct call *call, bool ok)
+static void on_wrote(void *op_of, bool ok)
 {
+    struct call *call = op_of;
     pthread_mutex_lock(&call->lock);
     call->writing = !ok; /* a call that is gone writes no more */
     if (ok && !is_out(call))
@@ -198,8 +186,9 @@ static void on_wrote(struct call *call, bool ok)
         send_next(call);
 }
 
-static void on_got(struct call *call, bool ok)
+static void on_got(void *op_of, bool ok)
 {
+    struct call *call = op_of;
     grpc_byte_buffer *message = ok ? call->message : NULL;
     call->message = NULL;
     if (!message)
@@ -211,60 +200,32 @@ static void on_got(struct call *call, bool ok)
     read_next(call);
 }
 
-static void on_bell(struct call *call, bool ok)
+static void on_bell(void *op_of, bool ok)
 {
+    struct call *call = op_of;
     if (ok)
         send_next(call);
 }
 
-static void on_nothing(struct call *call, bool ok)
+static void on_nothing(void *call, bool ok)
 {
-    (void)call;
-    (void)ok;
+    (void)call, (void)ok;
 }
 
-static void accept_one(grpc_completion_queue *cq);
-
-static void on_accepted(struct call *call, bool ok)
+static void on_call(void *accepted)
 {
-    if (!ok)
-        return;
-    accept_one(call->cq);
+    struct call *call = accepted;
+    pthread_mutex_init(&call->lock, NULL);
+    call->got = (struct core_tag){on_got, call};
+    call->wrote = (struct core_tag){on_wrote, call};
+    call->begun = call->closed = (struct core_tag){on_nothing, call};
+    call->bell = (struct core_tag){on_bell, call};
     start_op(call, (grpc_op){.op = GRPC_OP_SEND_INITIAL_METADATA}, &call->begun);
     start_op(call,
              (grpc_op){.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
                        .data.recv_close_on_server.cancelled = &call->cancelled},
              &call->closed);
     read_next(call);
-}
-
-static void accept_one(grpc_completion_queue *cq)
-{
-    struct call *call = calloc(1, sizeof *call);
-    PD_CHECK(call);
-    call->cq = cq;
-    pthread_mutex_init(&call->lock, NULL);
-    grpc_call_details_init(&call->details);
-    grpc_metadata_array_init(&call->metadata);
-    call->accepted = (struct tag){on_accepted, call};
-    call->got = (struct tag){on_got, call};
-    call->wrote = (struct tag){on_wrote, call};
-    call->begun = call->closed = (struct tag){on_nothing, call};
-    call->bell = (struct tag){on_bell, call};
-    PD_CHECK(grpc_server_request_call(server, &call->call, &call->details, &call->metadata, cq, cq,
-                                      &call->accepted) == GRPC_CALL_OK);
-}
-
-static void *serve_queue(void *cq)
-{
-    for (;;) {
-        grpc_event event =
-            grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-        struct tag *tag = event.tag;
-        if (event.type != GRPC_OP_COMPLETE)
-            return NULL;
-        tag->done(tag->call, event.success != 0);
-    }
 }
 
 /* ---- the writer ---- */
@@ -350,34 +311,6 @@ static void open_log(const char *dir, bool fsync_each)
     PD_CHECK(mdb_txn_commit(txn) == 0);
 }
 
-static void start_server(const char *address)
-{
-    grpc_completion_queue *queues[QUEUES];
-    grpc_arg args[] = {PIPE_ARGS};
-    grpc_channel_args list = {.num_args = PD_COUNT_OF(args), .args = args};
-    grpc_server_credentials *credentials = grpc_insecure_server_credentials_create();
-    grpc_init();
-    server = grpc_server_create(&list, NULL);
-    for (int i = 0; i < QUEUES; i++) {
-        queues[i] = grpc_completion_queue_create_for_next(NULL);
-        grpc_server_register_completion_queue(server, queues[i], NULL);
-    }
-    int port = grpc_server_add_http2_port(server, address, credentials);
-    PD_CHECK(port != 0);
-    grpc_server_start(server);
-    for (int i = 0; i < QUEUES; i++) {
-        pthread_t thread;
-        for (int n = 0; n < ACCEPTS; n++)
-            accept_one(queues[i]);
-        PD_CHECK(pthread_create(&thread, NULL, serve_queue, queues[i]) == 0);
-    }
-    if (strncmp(address, "unix:", 5) == 0)
-        printf("%s\n", address);
-    else
-        printf("127.0.0.1:%d\n", port);
-    fflush(stdout);
-}
-
 int main(int argc, char **argv)
 {
     if (argc != 4) {
@@ -385,7 +318,7 @@ int main(int argc, char **argv)
         return 2;
     }
     open_log(argv[2], strcmp(argv[3], "fsync") == 0);
-    start_server(argv[1]);
+    core_server_start(argv[1], sizeof(struct call), on_call);
     for (;;)
         write_group();
 }

@@ -97,6 +97,7 @@ class DocsTest(unittest.TestCase):
                     file.flush()
                     done = subprocess.run([harness.PACKD, "--config", file.name, "--check-config"], capture_output=True, text=True, timeout=30)
                     self.assertEqual(done.returncode, 0, f"{path}:\n{block}\n{done.stderr}")
+        self.assertGreater(seen, 0)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ static void push(struct seq_case *c, struct seq_stream *stream, uint32_t which, 
     uint32_t lengths[BLOCK_SAMPLES];
     uint64_t first = stream->open.next_seq, random = first * 2 + which + 1;
     for (uint32_t i = 0; i < BLOCK_SAMPLES; i++)
-        lengths[i] = 20 + seq_below(&random, 45);
+        lengths[i] = 20 + test_below(&random, 45);
     struct seq_block_spec spec = {.first_seq = first,
                                   .count = BLOCK_SAMPLES,
                                   .lengths = lengths,

@@ -27,5 +27,5 @@ def packd_fuzz(name, srcs, deps, inputs = 20000):
         data = corpus,
         local_defines = ["SMOKE_INPUTS=%d" % inputs],
         tags = ["no-tsan"],  # one thread, much arithmetic
-        deps = deps,
+        deps = deps + ["//tests/unit:random"],
     )

@@ -3,8 +3,10 @@
  * libFuzzer leaves, and is all that is run.
  *
  * Generated inputs are random bytes, short ones more often than long ones; the seed is printed and
- * PD_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive in each
+ * PACKD_TEST_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive in each
  * test run. */
+#include "tests/unit/random.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,14 +16,6 @@
 #define INPUT_MAX 4096
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 /* Memory of exactly that size, so that overruns show under ASan. */
 static int run_exact(const uint8_t *bytes, size_t size)
@@ -75,13 +69,12 @@ static int run_file(const char *path, int *corpora)
 static int run_generated(void)
 {
     static uint8_t bytes[INPUT_MAX];
-    const char *text = getenv("PD_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 10) : 1, state = seed * 0x9E3779B97F4A7C15ULL | 1;
-    printf("%d inputs from seed %llu\n", SMOKE_INPUTS, (unsigned long long)seed);
+    uint64_t state = test_seed(1);
+    printf("%d inputs\n", SMOKE_INPUTS);
     for (int i = 0; i < SMOKE_INPUTS; i++) {
-        size_t size = (size_t)(next(&state) % (i % 8 == 0 ? INPUT_MAX : 256));
+        size_t size = (size_t)(test_random(&state) % (i % 8 == 0 ? INPUT_MAX : 256));
         for (size_t k = 0; k < size; k++)
-            bytes[k] = (uint8_t)(next(&state) >> 32);
+            bytes[k] = (uint8_t)(test_random(&state) >> 32);
         if (run_exact(bytes, size) != 0)
             return 1;
     }

@@ -5,8 +5,6 @@ import json
 import mmap
 import os
 import random
-import re
-import resource
 import shutil
 import signal
 import struct
@@ -104,8 +102,13 @@ class MachineTest(unittest.TestCase):
         return controls, harness.Daemon([feed or FEED], directory=self.directory, environment=environment, arguments=["--listen", self.socket],
                                         extra={"drain": "1s", "log": {"durability": "fsync", "max_bytes": "64MiB"}, **extra})
 
-    def expect_all(self, samples, whole, stream="s"):
-        self.assertEqual(whole, {(stream, seq): tokens for seq, tokens in enumerate(samples)})
+    def expect_all(self, samples, whole, streams=("s",)):
+        self.assertEqual(whole, {(stream, seq): tokens for stream in streams for seq, tokens in enumerate(samples)})
+
+    def end_and_expect(self, address, samples, streams=("s",), job="train", **more):
+        """Ends the feed; the job gets exactly these samples of each stream."""
+        peer.end_feed(address)
+        self.expect_all(samples, read_all(address, job, **more)[1], streams)
 
     # ---- disk ----
 
@@ -141,8 +144,7 @@ class MachineTest(unittest.TestCase):
             self.assertTrue(acked.wait(harness.DEADLINE_S))
             fetch.close()
             push.close()
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "look", kind=pb.JOB_READER)[1])
+            self.end_and_expect(packd.address, samples, job="look", kind=pb.JOB_READER)
 
     def test_a_slow_disk(self):
         """Each sync takes 50 ms: groups grow, and everything arrives."""
@@ -150,15 +152,14 @@ class MachineTest(unittest.TestCase):
         controls, daemon = self.preloaded()
         with daemon as packd:
             controls.set("sync_sleep_ns", 50_000_000)
-            pushes = [threading.Thread(target=push_all, args=(packd.address, samples, stream)) for stream in ("a", "b", "c", "d")]
+            streams = ("a", "b", "c", "d")
+            pushes = [threading.Thread(target=push_all, args=(packd.address, samples, stream)) for stream in streams]
             for push in pushes:
                 push.start()
             for push in pushes:
                 push.join(harness.DEADLINE_S)
             controls.set("sync_sleep_ns", 0)
-            peer.end_feed(packd.address)
-            whole = read_all(packd.address, "train")[1]
-            self.assertEqual(whole, {(stream, seq): tokens for stream in ("a", "b", "c", "d") for seq, tokens in enumerate(samples)})
+            self.end_and_expect(packd.address, samples, streams)
 
     def test_a_disk_that_is_full_for_a_while(self):
         """The file cannot grow: producers wait without losing anything, ready batches are served, and when there is room all goes on."""
@@ -181,8 +182,7 @@ class MachineTest(unittest.TestCase):
             push.join(harness.DEADLINE_S)
             self.assertFalse(push.is_alive())
             fetch.close()
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "look", kind=pb.JOB_READER)[1])
+            self.end_and_expect(packd.address, samples, job="look", kind=pb.JOB_READER)
 
     def test_a_full_disk_at_the_start(self):
         """Refused by name, or up and full; with room again everything is there."""
@@ -200,8 +200,7 @@ class MachineTest(unittest.TestCase):
             self.assertIn("space", daemon.log().splitlines()[-1])
         controls.set("disk_bytes", 0)
         with daemon as packd:
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "train")[1])
+            self.end_and_expect(packd.address, samples)
 
     def test_small_files(self):
         """ulimit -f below log.max_bytes: a full disk, no death by signal."""
@@ -218,8 +217,7 @@ class MachineTest(unittest.TestCase):
             packd.start()
             push.join(harness.DEADLINE_S)
             self.assertFalse(push.is_alive())
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "train")[1])
+            self.end_and_expect(packd.address, samples)
 
     # ---- clock ----
 
@@ -391,8 +389,7 @@ class MachineTest(unittest.TestCase):
             stream = peer.admin(packd.address, "Status", pb.StatusRequest(streams=True)).feeds[0].streams
             self.assertGreaterEqual(stream[0].next_seq if stream else 0, acked)
             push_all(packd.address, samples)
-            peer.end_feed(packd.address)
-            self.expect_all(samples, read_all(packd.address, "audit", kind=pb.JOB_READER, from_start=True)[1])
+            self.end_and_expect(packd.address, samples, job="audit", kind=pb.JOB_READER, from_start=True)
         os.makedirs(self.directory, exist_ok=True)
         return how
 

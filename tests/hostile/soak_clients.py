@@ -52,23 +52,17 @@ class Stream:
         return tokens.astype(np.int32)
 
 
-class Producer(threading.Thread):
-    """Pushes a stream, about `rate` samples a second, until told to finish. After whatever cuts its call off it goes on where the server says, often
-    with some samples a second time."""
+class Client(threading.Thread):
+    """Takes turns until `finished()` or an error; what only cuts a turn off (GOES_ON) begins the next one."""
 
-    def __init__(self, address, stream, seed, rate):
+    def __init__(self):
         super().__init__(daemon=True)
-        self.address, self.stream, self.rate = address, stream, rate
-        self.rng = random.Random(seed)
-        self.acked, self.next, self.calls = 0, 0, 0
-        self.count = stream.count
-        self.finishing = threading.Event()
-        self.push, self.error, self.done = None, None, False
+        self.error = None
 
     def run(self):
-        while not self.done and self.error is None:
+        while not self.finished() and self.error is None:
             try:
-                self.push_on()
+                self.turn()
             except grpc.RpcError as error:
                 if error.code() not in GOES_ON:
                     self.error = error
@@ -77,6 +71,34 @@ class Producer(threading.Thread):
                 self.error = error
             finally:
                 self.let_go()
+
+    def finished(self):
+        raise NotImplementedError
+
+    def turn(self):
+        """Calls, from the first to the end or the error."""
+        raise NotImplementedError
+
+    def let_go(self):
+        """Closes the turn's calls, however it ended."""
+        raise NotImplementedError
+
+
+class Producer(Client):
+    """Pushes a stream, about `rate` samples a second, until told to finish. After whatever cuts its call off it goes on where the server says, often
+    with some samples a second time."""
+
+    def __init__(self, address, stream, seed, rate):
+        super().__init__()
+        self.address, self.stream, self.rate = address, stream, rate
+        self.rng = random.Random(seed)
+        self.acked, self.next, self.calls = 0, 0, 0
+        self.count = stream.count
+        self.finishing = threading.Event()
+        self.push, self.done = None, False
+
+    def finished(self):
+        return self.done
 
     def let_go(self):
         push, self.push = self.push, None
@@ -91,7 +113,7 @@ class Producer(threading.Thread):
         if push:
             push.call.cancel()
 
-    def push_on(self):
+    def turn(self):
         self.calls += 1
         hello = {"source": self.stream.source} if self.stream.source else {}
         push = self.push = peer.Push(self.address, feed=self.stream.feed, stream=self.stream.name, timeout=CALL_S, content_id=b"soak", **hello)
@@ -191,33 +213,26 @@ class Record:
         return [" ".join(row) for row in rows]
 
 
-class Trainer(threading.Thread):
+class Trainer(Client):
     """A job with all its ranks: step after step, with commits; worlds of other shapes, from the last commit or an older one, as it is told."""
 
     def __init__(self, address, feed, job, shapes, record, seed, commit_every=8, balanced=False, pause_s=0.0):
-        super().__init__(daemon=True)
+        super().__init__()
         self.address, self.feed, self.job, self.shapes, self.record = address, feed, job, shapes, record
         self.rng = random.Random(seed)
         self.commit_every, self.balanced, self.pause_s = commit_every, balanced, pause_s
         self.world, self.shape = 0, shapes[0]
         self.next_step, self.commits, self.origin, self.opens = None, [-1], {}, 0
         self.wanted, self.fetches = None, []
-        self.steps_done, self.error, self.end, self.skipped = 0, None, None, set()
+        self.steps_done, self.end, self.skipped = 0, None, set()
 
-    def run(self):
-        while self.end is None and self.error is None:
-            try:
-                self.begin()
-                while self.wanted is None and self.step():
-                    pass
-            except grpc.RpcError as error:
-                if error.code() not in GOES_ON:
-                    self.error = error
-                threading.Event().wait(PAUSE_S)
-            except Exception as error:  # told by the soak
-                self.error = error
-            finally:
-                self.let_go()
+    def finished(self):
+        return self.end is not None
+
+    def turn(self):
+        self.begin()
+        while self.wanted is None and self.step():
+            pass
 
     def let_go(self):
         fetches, self.fetches = self.fetches, []

@@ -11,7 +11,6 @@ import unittest
 
 import harness
 import peer
-from peer import pb
 
 FEED = {"name": "default", "seq_len": 128, "window": 32}
 

@@ -8,7 +8,6 @@ import math
 import os
 import random
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -17,7 +16,6 @@ import unittest
 import harness
 import peer
 import prometheus
-from peer import pb
 
 WINDOW_S = 20
 SLACK = 0.02

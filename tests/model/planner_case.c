@@ -2,6 +2,7 @@
 #include "tests/model/planner_case.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@ static const uint8_t names[3][1] = {{0x61}, {0x62}, {0x63}};
 
 struct chance chance_of_seed(uint64_t seed)
 {
-    return (struct chance){.state = (seed + 1) * 0x9e3779b97f4a7c15u | 1};
+    return (struct chance){.state = seed};
 }
 
 struct chance chance_of_bytes(const uint8_t *bytes, size_t size)
@@ -35,10 +36,7 @@ uint32_t chance_below(struct chance *chance, uint32_t bound)
         }
         return value % bound;
     }
-    chance->state ^= chance->state << 13;
-    chance->state ^= chance->state >> 7;
-    chance->state ^= chance->state << 17;
-    return (uint32_t)((chance->state >> 20) % bound);
+    return test_below(&chance->state, bound);
 }
 
 static bool one_in(struct chance *chance, uint32_t n)

@@ -1,6 +1,5 @@
 /* The planner against the plain one, and against itself: other block boundaries, other rhythms of
- * calls, save and restore at any point. Seeds are printed; PD_SEED runs one, PD_CASES that many. */
-#include "base/check.h"
+ * calls, save and restore at any point. Seeds are printed; PACKD_TEST_SEED runs one, PD_CASES that many. */
 #include "tests/model/planner_case.h"
 
 #include <stdio.h>
@@ -67,7 +66,7 @@ static void run_case(uint64_t seed, struct seen_kinds *kinds)
 
 int main(void)
 {
-    const char *seed = getenv("PD_SEED"), *cases = getenv("PD_CASES");
+    const char *seed = getenv("PACKD_TEST_SEED"), *cases = getenv("PD_CASES");
     uint64_t first = seed ? strtoull(seed, NULL, 10) : 1;
     uint64_t count = seed ? 1 : cases ? strtoull(cases, NULL, 10) : 400;
     struct seen_kinds kinds = {0};

@@ -4,7 +4,6 @@
 
 #include "packer/layout.h"
 #include "proto/packd.pb-c.h"
-#include "server/serve_test.h"
 #include "tests/unit/serve_log.h"
 
 #include <math.h>

@@ -3,6 +3,7 @@
 #include "server/block.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -20,10 +21,7 @@ static uint64_t random_state = SEED;
 
 static uint32_t below(uint32_t bound)
 {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 0x2545f4914f6cdd1dull >> 32) * bound >> 32);
+    return test_below(&random_state, bound);
 }
 
 /* A head with arrays of its own, every column present or not. */

@@ -19,15 +19,9 @@
 
 #define BIT(check) (1u << (check))
 
-static uint64_t first_seed(void)
-{
-    const char *text = getenv("PD_SEED");
-    return text ? strtoull(text, NULL, 10) : 1;
-}
-
 static struct layout_case *random_case(uint64_t seed)
 {
-    uint64_t random = seed * 0x9E3779B97F4A7C15ULL | 1;
+    uint64_t random = seed;
     struct layout_case *c = case_new();
     struct pd_error error = {0};
     case_randomise(c, &random);
@@ -45,8 +39,7 @@ static int check(const struct layout_case *c, bool with_plan, struct pd_check_fi
 static void test_no_false_alarm(void **state)
 {
     (void)state;
-    uint64_t from = first_seed();
-    print_message("seeds from %llu (PD_SEED sets it)\n", (unsigned long long)from);
+    uint64_t from = test_seed(1);
     for (uint64_t seed = from; seed < from + 5000; seed++) {
         struct layout_case *c = random_case(seed);
         struct pd_check_finding finding = {0};
@@ -92,7 +85,7 @@ static uint32_t other_value(uint32_t value, uint64_t *random)
                                         INT32_MAX, 0x80000000u, (uint32_t)PD_LABEL_NONE};
     for (;;) {
         uint32_t other;
-        switch (case_below(random, 4)) {
+        switch (test_below(random, 4)) {
         case 0:
             other = value + 1;
             break;
@@ -100,10 +93,10 @@ static uint32_t other_value(uint32_t value, uint64_t *random)
             other = value - 1;
             break;
         case 2:
-            other = extremes[case_below(random, PD_COUNT_OF(extremes))];
+            other = extremes[test_below(random, PD_COUNT_OF(extremes))];
             break;
         default:
-            other = value ^ (1u << case_below(random, 32));
+            other = value ^ (1u << test_below(random, 32));
         }
         if (other != value)
             return other;
@@ -178,7 +171,7 @@ static void mutate(struct layout_case *c, uint32_t array, bool with_plan, uint64
         return;
     uint32_t *values = case_array(c, table->name);
     struct mutation m = {
-        .array = array, .at = case_below(random, (uint32_t)count), .with_plan = with_plan};
+        .array = array, .at = test_below(random, (uint32_t)count), .with_plan = with_plan};
     m.before = values[m.at];
     m.after = other_value(m.before, random);
     struct pd_check_finding finding = {0};
@@ -198,10 +191,10 @@ static void forget_digests(struct layout_case *c)
 static void test_mutations(void **state)
 {
     (void)state;
-    uint64_t from = first_seed();
+    uint64_t from = test_seed(1);
     for (uint64_t seed = from; seed < from + 400; seed++) {
         struct layout_case *c = random_case(seed);
-        uint64_t random = seed * 77 | 1;
+        uint64_t random = seed;
         forget_digests(c);
         for (uint32_t array = 0; array < PD_COUNT_OF(owners); array++)
             for (int i = 0; i < 40; i++)
@@ -216,15 +209,15 @@ static void test_digest_finds_content(void **state)
     (void)state;
     for (uint64_t seed = 1; seed < 100; seed++) {
         struct layout_case *c = random_case(seed);
-        uint64_t random = seed * 77 | 1;
+        uint64_t random = seed;
         for (uint32_t array = 0; array < c->batch.array_count; array++) {
             const struct pd_array *table = &c->batch.arrays[array];
             if (table->size_bytes == 0)
                 continue;
             uint8_t *bytes = (uint8_t *)c->payload + table->offset_bytes;
-            size_t at = case_below(&random, (uint32_t)table->size_bytes);
+            size_t at = test_below(&random, (uint32_t)table->size_bytes);
             struct pd_check_finding finding;
-            bytes[at] ^= (uint8_t)(1u << case_below(&random, 8));
+            bytes[at] ^= (uint8_t)(1u << test_below(&random, 8));
             assert_int_equal(check(c, true, &finding), PD_ECORRUPT);
             case_build(c, NULL);
         }

@@ -4,12 +4,12 @@
 #include "tests/unit/layout_case.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -120,7 +120,7 @@ static int receive(struct pd_pool *pool, const uint8_t *header, size_t header_by
                    struct packd_error *error)
 {
     Packd__V1__BatchBegin begin = PACKD__V1__BATCH_BEGIN__INIT;
-    size_t piece = 1 + case_below(&seed, (uint32_t)header_bytes);
+    size_t piece = 1 + test_below(&seed, (uint32_t)header_bytes);
     begin.deterministic = (ProtobufCBinaryData){piece, (uint8_t *)(uintptr_t)header};
     begin.payload_bytes = bytes;
     begin.header_bytes = header_bytes;
@@ -129,7 +129,7 @@ static int receive(struct pd_pool *pool, const uint8_t *header, size_t header_by
     if (rc == 0 && piece < header_bytes)
         rc = pd_client_batch_header(batch, header + piece, header_bytes - piece, error);
     for (uint64_t at = 0; rc == 0 && at < bytes;) {
-        uint64_t size = 1 + case_below(&seed, 5000);
+        uint64_t size = 1 + test_below(&seed, 5000);
         if (size > bytes - at)
             size = bytes - at;
         uint8_t *to = pd_client_batch_room(batch, size, error);
@@ -196,14 +196,14 @@ static void test_damage_is_found(void **state)
     struct layout_case *c = random_case();
     struct headed *h = head(c);
     for (int round = 0; round < 200; round++) {
-        uint32_t which = case_below(&seed, c->batch.array_count);
+        uint32_t which = test_below(&seed, c->batch.array_count);
         const struct pd_array *array = &c->batch.arrays[which];
-        bool core = case_below(&seed, 2);
+        bool core = test_below(&seed, 2);
         if (array->size_bytes == 0 || (core && h->infos[which].derivable))
             continue;
         uint8_t *byte = (uint8_t *)c->payload + array->offset_bytes +
-                        case_below(&seed, (uint32_t)array->size_bytes);
-        uint8_t bit = (uint8_t)(1u << case_below(&seed, 8));
+                        test_below(&seed, (uint32_t)array->size_bytes);
+        uint8_t bit = (uint8_t)(1u << test_below(&seed, 8));
         *byte ^= bit;
         struct pd_client_batch *batch = NULL;
         struct packd_error error = {0};
@@ -227,8 +227,8 @@ static unsigned try_damaged_headers(struct pd_pool *pool)
     for (int round = 0; round < 50; round++) {
         uint8_t *copy = malloc(h->packed_bytes);
         memcpy(copy, h->packed, h->packed_bytes);
-        for (uint32_t i = 0; i < 1 + case_below(&seed, 3); i++)
-            copy[case_below(&seed, (uint32_t)h->packed_bytes)] = (uint8_t)case_random(&seed);
+        for (uint32_t i = 0; i < 1 + test_below(&seed, 3); i++)
+            copy[test_below(&seed, (uint32_t)h->packed_bytes)] = (uint8_t)test_random(&seed);
         struct pd_client_batch *batch = NULL;
         struct packd_error error = {0};
         int rc =
@@ -300,9 +300,7 @@ static void test_pool_reuses_and_outlives(void **state)
 
 int main(void)
 {
-    const char *given = getenv("PACKD_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 2654435761u + 1;
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_core_gives_the_whole_payload),
         cmocka_unit_test(test_damage_is_found),

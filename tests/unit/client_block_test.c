@@ -3,13 +3,13 @@
 
 #include "base/check.h"
 #include "proto/packd.pb-c.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -17,10 +17,7 @@ static uint64_t seed;
 
 static uint32_t below(uint32_t bound)
 {
-    seed ^= seed >> 12;
-    seed ^= seed << 25;
-    seed ^= seed >> 27;
-    return (uint32_t)((seed * UINT64_C(2685821657736338717)) >> 33) % bound;
+    return test_below(&seed, bound);
 }
 
 #define LENGTH_MAX 40
@@ -239,9 +236,7 @@ static void test_bad_samples(void **state)
 
 int main(void)
 {
-    const char *given = getenv("PACKD_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 2654435761u + 1;
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_limits),

@@ -4,13 +4,13 @@
 #include "server/ingest/door.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <xxhash.h>
 
 #include <cmocka.h>
@@ -19,10 +19,7 @@ static uint64_t seed;
 
 static uint32_t below(uint32_t bound)
 {
-    seed ^= seed >> 12;
-    seed ^= seed << 25;
-    seed ^= seed >> 27;
-    return (uint32_t)((seed * UINT64_C(2685821657736338717)) >> 33) % bound;
+    return test_below(&seed, bound);
 }
 
 #define TOKENS_MAX 60
@@ -411,8 +408,6 @@ int main(void)
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_refusals),
     };
-    const char *given = getenv("PD_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed(0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

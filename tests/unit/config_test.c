@@ -3,6 +3,7 @@
 #include "server/config.h"
 
 #include "base/check.h"
+#include "tests/unit/reference_page.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -468,25 +469,7 @@ static void test_sample_is_the_defaults(void **state)
 static void test_reference_page_is_current(void **state)
 {
     (void)state;
-    char *page = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&page, &size);
-    assert_non_null(out);
-    assert_int_equal(pd_config_reference(out), 0);
-    fclose(out);
-    FILE *file = fopen("docs/CONFIGURATION.md", "rb");
-    if (!file)
-        fail_msg("docs/CONFIGURATION.md is missing: bazel run //server:reference -- config > "
-                 "docs/CONFIGURATION.md");
-    char *kept = calloc(1, size + 2);
-    assert_non_null(kept);
-    size_t got = fread(kept, 1, size + 1, file);
-    fclose(file);
-    if (got != size || memcmp(kept, page, size) != 0)
-        fail_msg("docs/CONFIGURATION.md is stale: bazel run //server:reference -- config > "
-                 "docs/CONFIGURATION.md");
-    free(kept);
-    free(page);
+    expect_current("docs/CONFIGURATION.md", "config", pd_config_reference);
 }
 
 int main(void)

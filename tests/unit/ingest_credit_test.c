@@ -1,6 +1,7 @@
 /* Ingest credit: the budget holds whatever the calls do, nobody starves for good, and overrun is
  * seen. */
 #include "server/ingest/credit.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,11 +10,9 @@
 
 #include <cmocka.h>
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MIB (1024u * 1024u)
 #define CALLS_MAX 4096u
@@ -23,8 +22,7 @@ static uint64_t seed;
 
 static uint32_t below(uint32_t bound)
 {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % bound;
+    return test_below(&seed, bound);
 }
 
 static void pool_with_hosts(struct pd_credit_pool *pool, uint64_t bytes, uint64_t host_bytes)
@@ -284,9 +282,6 @@ int main(void)
         cmocka_unit_test(large_blocks_complete_within_their_host),
         cmocka_unit_test(a_full_host_hurts_no_other),
     };
-    const char *given = getenv("PD_SEED");
-
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %" PRIu64 "\n", seed);
+    seed = test_seed(0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * by hand. */
 #include "packer/batch.h"
 #include "server/ingest/door.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,12 +11,10 @@
 
 #include <cmocka.h>
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #define SAMPLES_MAX 40
@@ -25,8 +24,7 @@ static uint64_t seed;
 
 static uint32_t below(uint32_t bound)
 {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % bound;
+    return test_below(&seed, bound);
 }
 
 /* A block as a producer would make it. */
@@ -493,9 +491,6 @@ int main(void)
         cmocka_unit_test(joins_rejects),
         cmocka_unit_test(refuses_blocks_as_a_whole),
     };
-    const char *given = getenv("PD_SEED");
-
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %" PRIu64 "\n", seed);
+    seed = test_seed(0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

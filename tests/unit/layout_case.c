@@ -7,19 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t case_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545F4914F6CDD1DULL;
-}
-
-uint32_t case_below(uint64_t *state, uint32_t bound)
-{
-    return (uint32_t)((case_random(state) >> 32) * bound >> 32);
-}
-
 struct layout_case *case_new(void)
 {
     struct layout_case *c = calloc(1, sizeof *c);
@@ -118,22 +105,22 @@ static uint32_t random_sample(struct layout_case *c, uint64_t *state, uint32_t l
 {
     static const float weights[] = {1, 1, 1, 0.5f, 0, 3.25f, 1e-30f, 0.1f};
     uint32_t runs[12], run_count = 0;
-    if (case_below(state, 2) == 0) {
-        run_count = 1 + case_below(state, 12);
+    if (test_below(state, 2) == 0) {
+        run_count = 1 + test_below(state, 12);
         for (uint32_t i = 0; i < run_count; i++)
-            runs[i] = case_below(state, length / 3 + 2);
+            runs[i] = test_below(state, length / 3 + 2);
     }
     uint32_t index =
-        case_sample(c, length, 0, weights[case_below(state, 8)], NULL, runs, run_count);
+        case_sample(c, length, 0, weights[test_below(state, 8)], NULL, runs, run_count);
     struct case_sample *s = &c->samples[index];
     for (uint32_t i = 0; i < length; i++)
-        s->tokens[i] = (int32_t)case_below(state, 50000);
-    if (case_below(state, 3) == 0) {
+        s->tokens[i] = (int32_t)test_below(state, 50000);
+    if (test_below(state, 3) == 0) {
         s->has_labels = true;
         s->labels = calloc(length, sizeof *s->labels);
         PD_CHECK(s->labels);
         for (uint32_t i = 0; i < length; i++)
-            s->labels[i] = s->on[i] ? (int32_t)case_below(state, 50000) : PD_LABEL_NONE;
+            s->labels[i] = s->on[i] ? (int32_t)test_below(state, 50000) : PD_LABEL_NONE;
     }
     return index;
 }
@@ -142,22 +129,22 @@ static uint32_t random_sample(struct layout_case *c, uint64_t *state, uint32_t l
  * one. */
 static void random_segment(struct layout_case *c, uint64_t *state, uint32_t row, uint32_t room)
 {
-    uint32_t length = 1 + case_below(state, case_below(state, 3) == 0 ? room : room / 4 + 1);
-    uint32_t before = case_below(state, 4) == 0 ? case_below(state, 20) : 0;
-    uint32_t behind = case_below(state, 4) == 0 ? case_below(state, 20) : 0;
+    uint32_t length = 1 + test_below(state, test_below(state, 3) == 0 ? room : room / 4 + 1);
+    uint32_t before = test_below(state, 4) == 0 ? test_below(state, 20) : 0;
+    uint32_t behind = test_below(state, 4) == 0 ? test_below(state, 20) : 0;
     uint32_t sample = random_sample(c, state, before + length + behind);
-    bool split = (before > 0 || behind > 0) && case_below(state, 2) == 0;
+    bool split = (before > 0 || behind > 0) && test_below(state, 2) == 0;
     case_put(c, row, sample, before, length, split && before > 0, split ? 2 : 1);
 }
 
 static void random_row(struct layout_case *c, uint64_t *state, uint32_t row)
 {
-    uint32_t kind = case_below(state, 8), width = c->rules.seq_len;
+    uint32_t kind = test_below(state, 8), width = c->rules.seq_len;
     c->row_count = row + 1;
     c->rows[row] = kind == 0 ? NULL : &c->packs[row]; /* kind 1: a pack without segments */
     if (kind <= 1)
         return;
-    uint32_t stop = kind == 2 ? width : case_below(state, width + 1);
+    uint32_t stop = kind == 2 ? width : test_below(state, width + 1);
     do {
         random_segment(c, state, row, width - c->packs[row].used_slots);
     } while (c->packs[row].used_slots < stop);
@@ -167,20 +154,20 @@ static void random_rules(struct pd_layout_rules *rules, uint64_t *state)
 {
     static const uint32_t aligns[] = {1, 1, 1, 2, 3, 8};
     memset(rules, 0, sizeof *rules);
-    rules->seg_align = aligns[case_below(state, 6)];
-    rules->total_align = rules->seg_align * (1 + case_below(state, 3));
+    rules->seg_align = aligns[test_below(state, 6)];
+    rules->total_align = rules->seg_align * (1 + test_below(state, 3));
     rules->seq_len =
-        rules->total_align * (1 + case_below(state, case_below(state, 6) == 0 ? 200 : 20));
-    rules->pad_segment = rules->seg_align + case_below(state, 40);
-    rules->pad_id = (int32_t)case_below(state, 3);
-    rules->labels = case_below(state, 2) ? PD_LABELS_SHIFTED : PD_LABELS_UNSHIFTED;
-    rules->loss = case_below(state, 2) ? PD_LOSS_SAMPLE : PD_LOSS_TOKEN;
-    rules->cost = (struct pd_cost){case_below(state, 30000), case_below(state, 4)};
-    rules->width = (enum pd_width)case_below(state, 3);
-    if (case_below(state, 3) == 0) {
+        rules->total_align * (1 + test_below(state, test_below(state, 6) == 0 ? 200 : 20));
+    rules->pad_segment = rules->seg_align + test_below(state, 40);
+    rules->pad_id = (int32_t)test_below(state, 3);
+    rules->labels = test_below(state, 2) ? PD_LABELS_SHIFTED : PD_LABELS_UNSHIFTED;
+    rules->loss = test_below(state, 2) ? PD_LOSS_SAMPLE : PD_LOSS_TOKEN;
+    rules->cost = (struct pd_cost){test_below(state, 30000), test_below(state, 4)};
+    rules->width = (enum pd_width)test_below(state, 3);
+    if (test_below(state, 3) == 0) {
         uint32_t width = 0;
         while (rules->width_count < 4) {
-            width += rules->total_align * (1 + case_below(state, 8));
+            width += rules->total_align * (1 + test_below(state, 8));
             if (width > rules->seq_len)
                 break;
             rules->widths[rules->width_count++] = width;
@@ -191,12 +178,12 @@ static void random_rules(struct pd_layout_rules *rules, uint64_t *state)
 void case_randomise(struct layout_case *c, uint64_t *state)
 {
     random_rules(&c->rules, state);
-    uint32_t rows = 1 + case_below(state, 5);
+    uint32_t rows = 1 + test_below(state, 5);
     for (uint32_t row = 0; row < rows; row++)
         random_row(c, state, row);
-    if (case_below(state, 4) == 0)
-        c->rules.fixed_segments = rows * c->rules.seq_len + case_below(state, 10);
-    if (c->rules.width == PD_WIDTH_STEP && case_below(state, 2) == 0)
+    if (test_below(state, 4) == 0)
+        c->rules.fixed_segments = rows * c->rules.seq_len + test_below(state, 10);
+    if (c->rules.width == PD_WIDTH_STEP && test_below(state, 2) == 0)
         c->width =
             pd_layout_width(&c->rules, c->rules.seq_len); /* another batch of the step is wider */
 }

@@ -7,6 +7,7 @@
 
 #include "packer/check.h"
 #include "packer/layout.h"
+#include "tests/unit/random.h"
 
 #define CASE_ROWS_MAX 8
 #define CASE_SAMPLES_MAX 4096
@@ -33,10 +34,6 @@ struct layout_case {
     void *payload;  /* 64-byte aligned, of batch.payload_bytes */
     int body_error; /* returned by the bodies in place of bytes, where not 0 */
 };
-
-/* xorshift64*; never 0. */
-uint64_t case_random(uint64_t *state);
-uint32_t case_below(uint64_t *state, uint32_t bound); /* 0 .. bound - 1 */
 
 struct layout_case *case_new(void);
 void case_free(struct layout_case *c);

@@ -3,6 +3,7 @@
 #include "tests/unit/media_case.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,7 @@
 
 uint32_t media_below(struct media_case *c, uint32_t bound)
 {
-    c->random ^= c->random >> 12;
-    c->random ^= c->random << 25;
-    c->random ^= c->random >> 27;
-    return (uint32_t)((c->random * 0x2545F4914F6CDD1DULL >> 33) % bound);
+    return test_below(&c->random, bound);
 }
 
 static const struct pd_tensor_spec specs[MEDIA_TENSORS] = {
@@ -249,7 +247,7 @@ struct media_case *media_case_new(uint64_t seed)
 {
     struct media_case *c = calloc(1, sizeof *c);
     PD_CHECK(c);
-    c->random = seed * 0x9E3779B97F4A7C15ULL | 1;
+    c->random = seed;
     random_rules(c);
     for (uint32_t i = 0; i < MEDIA_SAMPLES; i++)
         make_sample(c, i);

@@ -6,6 +6,7 @@
 #include "tests/unit/media_case.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,14 +18,6 @@
 #include <cmocka.h>
 
 #define CASES 150
-
-static uint64_t first_seed(void)
-{
-    const char *text = getenv("PD_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 10) : 1;
-    print_message("seeds from %llu (PD_SEED sets it)\n", (unsigned long long)seed);
-    return seed;
-}
 
 static uint64_t seed_now;
 
@@ -91,7 +84,7 @@ static void check_segment_counts(const struct media_case *c, const struct pd_seg
 static void test_plans(void **state)
 {
     (void)state;
-    uint64_t from = first_seed();
+    uint64_t from = test_seed(1);
     for (seed_now = from; seed_now < from + CASES; seed_now++) {
         struct media_case *c = media_case_new(seed_now);
         uint32_t covered[MEDIA_SAMPLES] = {0};
@@ -145,7 +138,7 @@ static void encode_packs(const struct media_case *c, struct pd_buf *buf)
 static void test_snapshots(void **state)
 {
     (void)state;
-    uint64_t from = first_seed();
+    uint64_t from = test_seed(1);
     for (seed_now = from; seed_now < from + CASES; seed_now++) {
         struct media_case *c = media_case_new(seed_now);
         struct pd_buf once = {0}, again = {0}, pack = {0};
@@ -350,7 +343,7 @@ static void expect_batch(struct media_case *c)
 static void test_batches(void **state)
 {
     (void)state;
-    uint64_t from = first_seed();
+    uint64_t from = test_seed(1);
     for (seed_now = from; seed_now < from + CASES; seed_now++) {
         struct media_case *c = media_case_new(seed_now);
         for (uint32_t first = 0; first < c->pack_count; first += 3) {
@@ -377,7 +370,7 @@ static bool is_checked(const struct media_case *c, const struct pd_array *array)
 static void test_changes_are_found(void **state)
 {
     (void)state;
-    uint64_t from = first_seed(), changes = 0;
+    uint64_t from = test_seed(1), changes = 0;
     for (seed_now = from; seed_now < from + CASES; seed_now++) {
         struct media_case *c = media_case_new(seed_now);
         struct pd_check_finding finding;

@@ -3,6 +3,7 @@
 #include "server/metrics.h"
 
 #include "base/check.h"
+#include "tests/unit/reference_page.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -334,25 +335,7 @@ static void test_lint(void **state)
 static void test_reference_page_is_current(void **state)
 {
     (void)state;
-    char *page = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&page, &size);
-    assert_non_null(out);
-    assert_int_equal(pd_metrics_reference(out), 0);
-    fclose(out);
-    FILE *file = fopen("docs/METRICS.md", "rb");
-    if (!file)
-        fail_msg("docs/METRICS.md is missing: bazel run //server:reference -- metrics > "
-                 "docs/METRICS.md");
-    char *kept = calloc(1, size + 2);
-    assert_non_null(kept);
-    size_t got = fread(kept, 1, size + 1, file);
-    fclose(file);
-    if (got != size || memcmp(kept, page, size) != 0)
-        fail_msg(
-            "docs/METRICS.md is stale: bazel run //server:reference -- metrics > docs/METRICS.md");
-    free(kept);
-    free(page);
+    expect_current("docs/METRICS.md", "metrics", pd_metrics_reference);
 }
 
 int main(void)

@@ -2,6 +2,7 @@
  * definition literally: lists of positions per stretch of text and per grid, each offset by the
  * largest position before it. */
 #include "packer/mrope.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -145,10 +146,7 @@ static uint64_t random_state;
 
 static uint32_t below(uint32_t bound)
 {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 0x2545F4914F6CDD1DULL >> 33) % bound);
+    return test_below(&random_state, bound);
 }
 
 struct lists {
@@ -185,17 +183,15 @@ static void add_grid(struct lists *lists, uint32_t t, uint32_t h, uint32_t w, do
     lists->count += count;
 }
 
-static void test_random(void **state)
+static void test_random_spans(void **state)
 {
     (void)state;
     static struct lists lists;
     static struct rows rows;
-    const char *text = getenv("PD_SEED");
-    uint64_t from = text ? strtoull(text, NULL, 10) : 1;
-    print_message("seeds from %llu (PD_SEED sets it)\n", (unsigned long long)from);
+    uint64_t from = test_seed(1);
     for (uint64_t seed = from; seed < from + 400; seed++) {
         struct pd_span spans[8];
-        random_state = seed * 0x9E3779B97F4A7C15ULL | 1;
+        random_state = seed;
         uint32_t count = below(8), gap = below(4);
         lists.count = 0;
         for (uint32_t i = 0; i < count; i++) {
@@ -222,7 +218,7 @@ int main(void)
         cmocka_unit_test(test_text_only),      cmocka_unit_test(test_one_image),
         cmocka_unit_test(test_several_images), cmocka_unit_test(test_image_first_and_last),
         cmocka_unit_test(test_video),          cmocka_unit_test(test_odd_spans),
-        cmocka_unit_test(test_grids),          cmocka_unit_test(test_random),
+        cmocka_unit_test(test_grids),          cmocka_unit_test(test_random_spans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

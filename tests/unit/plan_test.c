@@ -1,6 +1,7 @@
 /* Heads and plans as values: loss runs, encoding, totals. */
 #include "packer/head.h"
 #include "packer/plan.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,23 +10,15 @@
 
 #include <cmocka.h>
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 static void test_loss_runs_against_bits(void **state)
 {
     uint64_t random = 42;
     (void)state;
     for (int round = 0; round < 300; round++) {
-        uint32_t runs[8], count = (uint32_t)(next_random(&random) % 9), at = 0;
+        uint32_t runs[8], count = (uint32_t)(test_random(&random) % 9), at = 0;
         bool on[64] = {false};
         for (uint32_t i = 0; i < count; i++) {
-            runs[i] = (uint32_t)(next_random(&random) % 8);
+            runs[i] = (uint32_t)(test_random(&random) % 8);
             for (uint32_t k = 0; k < runs[i]; k++)
                 on[at++] = i % 2 == 1;
         }
@@ -58,31 +51,31 @@ static void test_no_runs_means_all(void **state)
 
 static struct pd_segment random_segment(uint64_t *random)
 {
-    struct pd_segment s = {.block = next_random(random) >> next_random(random) % 64,
-                           .index = (uint32_t)next_random(random),
-                           .stream = (uint32_t)next_random(random) >> next_random(random) % 32,
-                           .seq = next_random(random),
-                           .source = (uint32_t)(next_random(random) % 5),
+    struct pd_segment s = {.block = test_random(random) >> test_random(random) % 64,
+                           .index = (uint32_t)test_random(random),
+                           .stream = (uint32_t)test_random(random) >> test_random(random) % 32,
+                           .seq = test_random(random),
+                           .source = (uint32_t)(test_random(random) % 5),
                            .part_count = 1,
-                           .length_tokens = 1 + (uint32_t)(next_random(random) % 9),
+                           .length_tokens = 1 + (uint32_t)(test_random(random) % 9),
                            .weight = 1};
-    s.slot_tokens = s.length_tokens + (uint32_t)(next_random(random) % 3);
+    s.slot_tokens = s.length_tokens + (uint32_t)(test_random(random) % 3);
     s.sample_tokens = s.length_tokens;
     s.loss_tokens = s.sample_loss_tokens = s.length_tokens - 1;
-    if (next_random(random) % 2 == 0)
-        s.pass = (uint32_t)(next_random(random) % 3);
-    if (next_random(random) % 2 == 0) {
-        s.part_count = 1 + (uint32_t)(next_random(random) % 4);
-        s.part = (uint32_t)(next_random(random) % s.part_count);
-        s.offset_tokens = (uint32_t)(next_random(random) % 1000);
+    if (test_random(random) % 2 == 0)
+        s.pass = (uint32_t)(test_random(random) % 3);
+    if (test_random(random) % 2 == 0) {
+        s.part_count = 1 + (uint32_t)(test_random(random) % 4);
+        s.part = (uint32_t)(test_random(random) % s.part_count);
+        s.offset_tokens = (uint32_t)(test_random(random) % 1000);
         s.overlap_tokens = s.part > 0;
-        s.sample_tokens = s.offset_tokens + s.length_tokens + (uint32_t)(next_random(random) % 9);
+        s.sample_tokens = s.offset_tokens + s.length_tokens + (uint32_t)(test_random(random) % 9);
     }
-    if (next_random(random) % 2 == 0) {
-        s.loss_tokens = (uint32_t)(next_random(random) % s.length_tokens);
-        s.sample_loss_tokens = s.loss_tokens + (uint32_t)(next_random(random) % 100);
-        s.patches = (uint32_t)(next_random(random) % 3);
-        s.weight = (float)(next_random(random) % 8) / 4;
+    if (test_random(random) % 2 == 0) {
+        s.loss_tokens = (uint32_t)(test_random(random) % s.length_tokens);
+        s.sample_loss_tokens = s.loss_tokens + (uint32_t)(test_random(random) % 100);
+        s.patches = (uint32_t)(test_random(random) % 3);
+        s.weight = (float)(test_random(random) % 8) / 4;
     }
     return s;
 }
@@ -105,9 +98,9 @@ static void test_packs_survive_their_encoding(void **state)
     struct pd_pack back = {0};
     (void)state;
     for (int round = 0; round < 200; round++) {
-        struct pd_pack pack = {.number = next_random(&random) >> round % 64};
+        struct pd_pack pack = {.number = test_random(&random) >> round % 64};
         struct pd_buf buf = {0};
-        for (uint64_t i = next_random(&random) % 20; i > 0; i--) {
+        for (uint64_t i = test_random(&random) % 20; i > 0; i--) {
             struct pd_segment segment = random_segment(&random);
             assert_int_equal(pd_pack_push(&pack, &segment), 0);
         }

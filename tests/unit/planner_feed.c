@@ -2,6 +2,7 @@
 #include "tests/unit/planner_feed.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -116,10 +117,7 @@ void feed_restart(struct feed *feed)
 
 uint64_t feed_random(struct feed_random *random)
 {
-    random->state ^= random->state << 13;
-    random->state ^= random->state >> 7;
-    random->state ^= random->state << 17;
-    return random->state;
+    return test_random(&random->state);
 }
 
 uint32_t feed_log_normal(struct feed_random *random, uint32_t seq_len)

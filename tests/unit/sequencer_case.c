@@ -19,19 +19,6 @@
 
 #include <cmocka.h>
 
-uint64_t seq_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1dull;
-}
-
-uint32_t seq_below(uint64_t *state, uint32_t bound)
-{
-    return (uint32_t)((seq_random(state) >> 32) * bound >> 32);
-}
-
 /* ---- serve's stand-in ---- */
 
 void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,

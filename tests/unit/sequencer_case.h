@@ -8,6 +8,7 @@
 
 #include "server/log_writer.h"
 #include "server/sequencer.h"
+#include "tests/unit/random.h"
 
 #include <pthread.h>
 
@@ -31,9 +32,6 @@ struct seq_case {
     struct pd_sequencer *seq;
     struct pd_log_reader *reader;
 };
-
-uint64_t seq_random(uint64_t *state);
-uint32_t seq_below(uint64_t *state, uint32_t bound);
 
 /* A configuration of `feeds` feeds "feed0", ...: seq_len 64, window 16, process durability. */
 void seq_case_config(struct seq_case *c, uint32_t feeds);

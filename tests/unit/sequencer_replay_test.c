@@ -57,10 +57,10 @@ static struct event *add_event(struct scenario *s, enum event_kind kind, uint32_
 static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
 {
     struct event *event = add_event(s, EVENT_PUSH, stream);
-    event->count = 1 + seq_below(random, 40);
+    event->count = 1 + test_below(random, 40);
     for (uint32_t k = 0; k < event->count; k++) {
-        event->lengths[k] = 1 + seq_below(random, seq_below(random, 4) ? 20 : 64);
-        event->rejected[k] = seq_below(random, 8) == 0;
+        event->lengths[k] = 1 + test_below(random, test_below(random, 4) ? 20 : 64);
+        event->rejected[k] = test_below(random, 8) == 0;
     }
     s->next_seq[stream] += event->count;
 }
@@ -69,16 +69,16 @@ static void add_push(struct scenario *s, uint64_t *random, uint32_t stream)
  * behind it. */
 static void add_change(struct scenario *s, uint64_t *random, bool sources)
 {
-    uint32_t stream = seq_below(random, 3);
-    uint32_t dice = seq_below(random, 3);
+    uint32_t stream = test_below(random, 3);
+    uint32_t dice = test_below(random, 3);
     enum event_kind kind = dice == 0              ? EVENT_RULES
                            : sources && dice == 1 ? EVENT_MIXTURE
                                                   : EVENT_SKIP;
     struct event *event = add_event(s, kind, stream);
-    event->packs = 1 + seq_below(random, 20);
-    event->first_seq = event->first_seq > 10 ? event->first_seq - seq_below(random, 10) : 0;
+    event->packs = 1 + test_below(random, 20);
+    event->first_seq = event->first_seq > 10 ? event->first_seq - test_below(random, 10) : 0;
     for (int i = 0; i < 3; i++)
-        event->lengths[i] = 1 + seq_below(random, 9);
+        event->lengths[i] = 1 + test_below(random, 9);
 }
 
 static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, bool lanes,
@@ -86,16 +86,16 @@ static void make_scenario(struct scenario *s, uint64_t *random, uint32_t count, 
 {
     memset(s, 0, sizeof *s);
     s->lanes = lanes;
-    uint32_t short_stream = lanes ? seq_below(random, 3) : 3; /* ends in the middle */
+    uint32_t short_stream = lanes ? test_below(random, 3) : 3; /* ends in the middle */
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t stream = seq_below(random, 3), dice = seq_below(random, 7);
+        uint32_t stream = test_below(random, 3), dice = test_below(random, 7);
         if (dice == 0)
-            add_event(s, EVENT_FLUSH, 0)->packs = seq_below(random, 4);
+            add_event(s, EVENT_FLUSH, 0)->packs = test_below(random, 4);
         else if (dice == 1)
             add_event(s, EVENT_DELIVER, 0)->packs = i;
         else if (stream != short_stream || i < count / 2)
             add_push(s, random, stream);
-        if (changes && seq_below(random, 3) == 0)
+        if (changes && test_below(random, 3) == 0)
             add_change(s, random, sources);
         if (i == count / 2 && lanes)
             add_event(s, EVENT_END_STREAM, short_stream);
@@ -549,7 +549,7 @@ static void test_snapshots(void **unused)
     for (uint64_t seq = 0; seq < 30000; seq += 500) {
         uint32_t lengths[500];
         for (int i = 0; i < 500; i++)
-            lengths[i] = 1 + seq_below(&random, 40);
+            lengths[i] = 1 + test_below(&random, 40);
         struct seq_block_spec spec = {.first_seq = seq, .count = 500, .lengths = lengths};
         assert_int_equal(seq_push(&c, &a, &spec, &answer), 0);
     }

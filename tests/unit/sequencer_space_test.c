@@ -360,9 +360,9 @@ static void test_counts(void **unused)
     struct producer b = producer_open(&c, "feed0", "b", "s1", 10);
     struct trainer trainer = trainer_open(&c, "feed0", "train");
     for (int i = 0; i < 300; i++) {
-        a.length = 1 + seq_below(&random, 900);
-        b.length = 1 + seq_below(&random, 900);
-        (void)push_all(&c, &a, 1 + seq_below(&random, 4));
+        a.length = 1 + test_below(&random, 900);
+        b.length = 1 + test_below(&random, 900);
+        (void)push_all(&c, &a, 1 + test_below(&random, 4));
         (void)push_all(&c, &b, 1);
         if (i % 10 == 9)
             (void)train(&c, &trainer);

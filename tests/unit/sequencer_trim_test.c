@@ -39,14 +39,21 @@ static void trainer_open(struct seq_case *c, struct trainer *trainer, const char
     trainer->next = trainer->open.first_step;
 }
 
-/* A new log with stream "a" and job "train". */
-static struct seq_stream begin(struct seq_case *c, const char *name, struct trainer *trainer)
+/* A new log, as configured, with stream "a". */
+static struct seq_stream begin_configured(struct seq_case *c, const char *name)
 {
     struct seq_stream a = seq_stream_of("feed0", "a");
-    trim_config(c);
     seq_case_dir(c, name);
     seq_start(c);
     assert_int_equal(seq_open(c, &a), 0);
+    return a;
+}
+
+/* A new log with stream "a" and job "train". */
+static struct seq_stream begin(struct seq_case *c, const char *name, struct trainer *trainer)
+{
+    trim_config(c);
+    struct seq_stream a = begin_configured(c, name);
     trainer_open(c, trainer, "train", PD_JOB_TRAINER);
     return a;
 }
@@ -123,7 +130,7 @@ static void push_block(struct seq_case *c, struct seq_stream *stream, uint64_t *
     uint32_t lengths[BLOCK_SAMPLES];
     const char *why;
     for (uint32_t i = 0; i < BLOCK_SAMPLES; i++)
-        lengths[i] = 1 + seq_below(random, 700);
+        lengths[i] = 1 + test_below(random, 700);
     struct seq_block_spec spec = {.first_seq = *seq, .count = BLOCK_SAMPLES, .lengths = lengths};
     assert_int_equal(pd_sequencer_accepts(c->seq, 0, 0, &why), PD_SEQ_ACCEPTS);
     assert_int_equal(seq_push(c, stream, &spec, &answer), 0);
@@ -168,6 +175,19 @@ static void test_steady(void **unused)
     assert_true(c.serve.jobs[0].lowest_step ==
                 (feed_status(&c).lowest_pack + STEP_PACKS - 1) / STEP_PACKS);
     seq_finish(&c);
+}
+
+/* Pushes until the door closes or a commit is due; whether it is. */
+static bool push_until(struct seq_case *c, struct seq_stream *a, struct trainer *trainer,
+                       uint64_t commit_step, uint64_t *seq, uint64_t *random)
+{
+    const char *why;
+    while (trainer->next <= commit_step &&
+           pd_sequencer_accepts(c->seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
+        push_block(c, a, seq, random);
+        train(c, trainer, false);
+    }
+    return trainer->next > commit_step;
 }
 
 static void commit_at_end(struct seq_case *c, struct trainer *trainer)
@@ -231,28 +251,12 @@ static void test_retained_too_much(void **unused)
     uint64_t random = SEED, seq = 0;
     struct seq_stream a = begin(&c, "retained", &trainer);
     for (int round = 0; round < 5; round++) {
-        while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-            push_block(&c, &a, &seq, &random);
-            train(&c, &trainer, false);
-        }
+        assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
         commit_at_end(&c, &trainer);
         assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_ACCEPTS);
         check_held(&c);
     }
     seq_finish(&c);
-}
-
-/* Pushes until the door closes or a commit is due; whether it is. */
-static bool push_until(struct seq_case *c, struct seq_stream *a, struct trainer *trainer,
-                       uint64_t commit_step, uint64_t *seq, uint64_t *random)
-{
-    const char *why;
-    while (trainer->next <= commit_step &&
-           pd_sequencer_accepts(c->seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(c, a, seq, random);
-        train(c, trainer, false);
-    }
-    return trainer->next > commit_step;
 }
 
 /* A trainer that commits by its own clock, whatever it is told, and three commits of which the log
@@ -345,10 +349,7 @@ static void test_gone_back(void **unused)
     assert_true(c.serve.jobs[0].lowest_step <= FIRST + 1);
     assert_int_equal(pd_sequencer_accepts(c.seq, 0, 0, &why), PD_SEQ_LOG_FULL);
     train(&c, &trainer, false);
-    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(&c, &a, &seq, &random);
-        train(&c, &trainer, false);
-    }
+    assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
     settle(&c);
     assert_true(c.serve.jobs[0].lowest_step > FIRST + 1);
     assert_true(c.serve.jobs[0].lowest_step <= SECOND + 1);
@@ -366,10 +367,7 @@ static void test_stall_restart(void **unused)
     const char *why;
     uint64_t random = SEED, seq = 0;
     struct seq_stream a = begin(&c, "stallrestart", &trainer);
-    while (pd_sequencer_accepts(c.seq, 0, 0, &why) == PD_SEQ_ACCEPTS) {
-        push_block(&c, &a, &seq, &random);
-        train(&c, &trainer, false);
-    }
+    assert_false(push_until(&c, &a, &trainer, UINT64_MAX, &seq, &random));
     seq_case_stop(&c);
     seq_start(&c);
     struct pd_request_open_job open = seq_job_request("feed0", "train", 4, 2, 1, "w");
@@ -398,10 +396,7 @@ static void test_holders(void **unused)
     jobs[1] = (struct pd_job_config){.name = "late", .retain_commits = 1};
     feed->jobs = jobs;
     feed->job_count = 2;
-    seq_case_dir(&c, "holders");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "holders");
     push_some(&c, &a, &seq, &random);
     trainer_open(&c, &early, "early", PD_JOB_TRAINER);
     trainer_open(&c, &reader, "look", PD_JOB_READER);
@@ -450,10 +445,7 @@ static void test_nobody(void **unused)
     struct trainer trainer, other, reader;
     uint64_t random = SEED, seq = 0;
     trim_config(&c);
-    seq_case_dir(&c, "nobody");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "nobody");
     push_some(&c, &a, &seq, &random);
     trainer_open(&c, &reader, "look", PD_JOB_READER);
     assert_int_equal(seq_deliver(&c, 0, reader.open.job_id, 100), 0);
@@ -487,10 +479,7 @@ static void test_shuffled(void **unused)
     rules->over_length = PD_OVER_SPLIT;
     rules->seq_len = c.config.feeds[0].layout.seq_len = SEQ_LEN / 2;
     rules->seed = 9;
-    seq_case_dir(&c, "shuffled");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "shuffled");
     trainer_open(&c, &trainer, "train", PD_JOB_TRAINER);
     for (int i = 0; i < 400; i++) {
         push_block(&c, &a, &seq, &random);
@@ -571,10 +560,7 @@ static void test_regroup(void **unused)
     struct seq_case c;
     uint64_t random = SEED, seq = 0;
     trim_config(&c);
-    seq_case_dir(&c, "regroup");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "regroup");
     push_some(&c, &a, &seq, &random);
     (void)reopen(&c, 8, "w1", false, 0);
     commit_at(&c, "train", 9);
@@ -630,10 +616,7 @@ static void test_regroup_balanced(void **unused)
     trim_config(&c);
     c.config.feeds[0].balance = PD_BALANCE_COST;
     c.config.feeds[0].balance_bytes = 1u << 30;
-    seq_case_dir(&c, "regroup");
-    seq_start(&c);
-    struct seq_stream a = seq_stream_of("feed0", "a");
-    assert_int_equal(seq_open(&c, &a), 0);
+    struct seq_stream a = begin_configured(&c, "regroup");
     push_some(&c, &a, &seq, &random);
     (void)reopen(&c, 8, "w1", false, 0);
     commit_at(&c, "train", 5); /* inside steps 4 .. 7 */

@@ -45,12 +45,7 @@ void serve_bench_init(struct serve_bench *b, const struct serve_bench_options *o
     };
     struct pd_error error;
     PD_CHECK(pd_serve_new(&b->config, b->log, &b->serve, &error) == 0);
-    if (options->validate)
-        pd_serve_set_validator(b->serve, options->validate, options->validate_ctx);
-    if (options->corrupt)
-        pd_serve_set_corruption(b->serve, options->corrupt, options->corrupt_ctx);
-    if (options->repro)
-        pd_serve_set_repro(b->serve, options->repro, options->repro_ctx);
+    *pd_serve_hooks(b->serve) = options->hooks;
     PD_CHECK(pd_serve_start(b->serve, &error) == 0);
     b->job = (struct pd_job_info){.job_id = 7, .generation = 1};
     strcpy(b->job.spec.name, "train");

@@ -15,12 +15,7 @@ struct serve_bench_options {
     enum pd_last_step last_step;
     uint64_t memory;  /* bytes; 0 = plenty */
     uint32_t threads; /* 0 = 2 */
-    pd_validate_fn *validate;
-    void *validate_ctx;
-    pd_corrupt_fn *corrupt;
-    void *corrupt_ctx;
-    pd_repro_fn *repro;
-    void *repro_ctx;
+    struct pd_serve_hooks hooks;
 };
 
 struct serve_bench {

@@ -5,6 +5,7 @@
 #include "tests/unit/serve_log.h"
 
 #include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +20,6 @@ struct pd_log_reader {
     struct pd_error *error; /* of the bodies handed out last */
     struct pd_head sample;  /* asked for last by the check */
 };
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state += 0x9e3779b97f4a7c15u;
-    return XXH3_64bits(state, sizeof *state);
-}
 
 int32_t serve_log_token(uint32_t stream, uint64_t seq, uint32_t i)
 {
@@ -91,8 +86,8 @@ static void block_make(struct pd_log *log, uint32_t number, uint64_t *state)
     head->weights = zeroed(head->count, sizeof *head->weights);
     for (uint32_t i = 0; i < head->count; i++) {
         head->lengths[i] =
-            o->shortest + (uint32_t)(next_random(state) % (o->longest - o->shortest + 1));
-        head->weights[i] = o->weights ? 0.5f + (float)(next_random(state) % 4) * 0.5f : 1.0f;
+            o->shortest + (uint32_t)(test_random(state) % (o->longest - o->shortest + 1));
+        head->weights[i] = o->weights ? 0.5f + (float)(test_random(state) % 4) * 0.5f : 1.0f;
         head->token_digests[i] = token_digest(head->stream, head->first_seq + i, head->lengths[i]);
     }
     block_extras(log, head, number);

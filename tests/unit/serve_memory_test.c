@@ -30,6 +30,15 @@ static void sizes_of(const struct serve_bench_options *options, uint64_t *larges
     serve_bench_fini(&b);
 }
 
+/* A bench with room for so many batches beside the slot. */
+static void bench_init(struct serve_bench *b, struct serve_bench_options options, uint64_t batches)
+{
+    uint64_t largest, slot;
+    sizes_of(&options, &largest, &slot);
+    options.memory = batches * largest + slot;
+    serve_bench_init(b, &options);
+}
+
 static bool is_ready(struct serve_bench *b, uint64_t step, uint32_t dp_rank)
 {
     struct pd_batch_key key = serve_bench_key(b, step, 0, dp_rank);
@@ -43,12 +52,9 @@ static bool is_ready(struct serve_bench *b, uint64_t step, uint32_t dp_rank)
 static void test_highest_unread_goes_first(void **state)
 {
     (void)state;
-    struct serve_bench_options options = {.packs = 16, .dp_size = 1, .rows = 2, .accum = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = 2 * largest + slot;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b, (struct serve_bench_options){.packs = 16, .dp_size = 1, .rows = 2, .accum = 1},
+               2);
     const uint64_t order[] = {1, 5, 3}; /* the third takes the slot */
     for (int i = 0; i < 3; i++)
         pd_ready_batch_unref(serve_get_ok(&b, serve_bench_key(&b, order[i], 0, 0)));
@@ -69,12 +75,9 @@ static void test_highest_unread_goes_first(void **state)
 static void test_delivered_goes_before_unread(void **state)
 {
     (void)state;
-    struct serve_bench_options options = {.packs = 16, .dp_size = 2, .rows = 1, .accum = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = 5 * largest + slot;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b, (struct serve_bench_options){.packs = 16, .dp_size = 2, .rows = 1, .accum = 1},
+               5);
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 0));
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 1)); /* step 0 is complete */
     serve_deliver(&b, serve_bench_key(&b, 1, 0, 0)); /* step 1 is not */
@@ -100,12 +103,9 @@ static void test_delivered_goes_before_unread(void **state)
 static void test_received_batches_are_kept_for_a_while(void **state)
 {
     (void)state;
-    struct serve_bench_options options = {.packs = 16, .dp_size = 2, .rows = 1, .accum = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = 32 * largest + slot;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b, (struct serve_bench_options){.packs = 16, .dp_size = 2, .rows = 1, .accum = 1},
+               32);
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 0));
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 1)); /* step 0 is complete */
     serve_deliver(&b, serve_bench_key(&b, 1, 0, 0)); /* step 1 is not */
@@ -122,12 +122,9 @@ static void test_received_batches_are_kept_for_a_while(void **state)
 static void test_late_reader_makes_complete_steps_stay(void **state)
 {
     (void)state;
-    struct serve_bench_options options = {.packs = 16, .dp_size = 2, .rows = 1, .accum = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = 32 * largest + slot;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b, (struct serve_bench_options){.packs = 16, .dp_size = 2, .rows = 1, .accum = 1},
+               32);
     b.serve->received_keep_bytes = 0;
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 0));
     serve_deliver(&b, serve_bench_key(&b, 0, 0, 1));
@@ -142,12 +139,9 @@ static void test_late_reader_makes_complete_steps_stay(void **state)
 static void test_evicted_batch_is_the_same_again(void **state)
 {
     (void)state;
-    struct serve_bench_options options = {.packs = 16, .dp_size = 1, .rows = 2, .accum = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = slot + 2 * largest;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b, (struct serve_bench_options){.packs = 16, .dp_size = 1, .rows = 2, .accum = 1},
+               2);
     struct pd_ready_batch *batch = serve_get_ok(&b, serve_bench_key(&b, 4, 0, 0));
     size_t header_bytes = batch->header_bytes, payload_bytes = batch->batch.payload_bytes;
     uint8_t *header = malloc(header_bytes), *payload = malloc(payload_bytes);
@@ -302,13 +296,11 @@ static void test_prefetch_uses_spare_memory_only(void **state)
 {
     (void)state;
     /* One thread, so that the hints are built one after the other. */
-    struct serve_bench_options options = {
-        .packs = 16, .planned = 14, .dp_size = 1, .rows = 2, .accum = 1, .threads = 1};
-    uint64_t largest, slot;
-    sizes_of(&options, &largest, &slot);
-    options.memory = 2 * largest + slot;
     struct serve_bench b;
-    serve_bench_init(&b, &options);
+    bench_init(&b,
+               (struct serve_bench_options){
+                   .packs = 16, .planned = 14, .dp_size = 1, .rows = 2, .accum = 1, .threads = 1},
+               2);
     for (uint64_t step = 0; step < 20; step++) { /* those far beyond the plan are not kept */
         struct pd_batch_key key = serve_bench_key(&b, step, 0, 0);
         pd_serve_prefetch(b.serve, &key);

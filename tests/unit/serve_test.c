@@ -22,8 +22,8 @@ static void test_ready_after_and_before(void **state)
                                                        .dp_size = 2,
                                                        .rows = 2,
                                                        .accum = 1,
-                                                       .validate = serve_gate_validate,
-                                                       .validate_ctx = &gate});
+                                                       .hooks.validate = serve_gate_validate,
+                                                       .hooks.validate_ctx = &gate});
     struct serve_rank rank;
     serve_rank_init(&rank, serve_bench_key(&b, 0, 0, 1));
     struct pd_ready_batch *batch, *again;
@@ -79,8 +79,8 @@ static void test_one_build_for_all_who_ask(void **state)
                                                        .dp_size = 1,
                                                        .rows = 4,
                                                        .accum = 1,
-                                                       .validate = serve_gate_validate,
-                                                       .validate_ctx = &gate});
+                                                       .hooks.validate = serve_gate_validate,
+                                                       .hooks.validate_ctx = &gate});
     struct serve_rank ranks[16];
     struct pd_ready_batch *batches[16];
     for (int i = 0; i < 16; i++) {
@@ -185,8 +185,8 @@ static void test_fencing(void **state)
                                                        .dp_size = 2,
                                                        .rows = 2,
                                                        .accum = 1,
-                                                       .validate = serve_gate_validate,
-                                                       .validate_ctx = &gate});
+                                                       .hooks.validate = serve_gate_validate,
+                                                       .hooks.validate_ctx = &gate});
     struct serve_rank building, unplanned;
     struct pd_ready_batch *batch, *held;
     serve_rank_init(&building, serve_bench_key(&b, 0, 0, 0));
@@ -350,8 +350,8 @@ static void test_violation_once(void **state)
                                                        .dp_size = 1,
                                                        .rows = 2,
                                                        .accum = 1,
-                                                       .corrupt = corrupt_positions,
-                                                       .corrupt_ctx = &corruption});
+                                                       .hooks.corrupt = corrupt_positions,
+                                                       .hooks.corrupt_ctx = &corruption});
     struct pd_ready_batch *batch = serve_get_ok(&b, serve_bench_key(&b, 1, 0, 0));
     assert_int_equal(batch->builds, 2);
     const struct pd_array *array = pd_batch_find(&batch->batch, "positions");
@@ -388,10 +388,10 @@ static void test_violation_halts(void **state)
                                                        .dp_size = 1,
                                                        .rows = 2,
                                                        .accum = 1,
-                                                       .corrupt = corrupt_positions,
-                                                       .corrupt_ctx = &corruption,
-                                                       .repro = name_repro,
-                                                       .repro_ctx = &repros});
+                                                       .hooks.corrupt = corrupt_positions,
+                                                       .hooks.corrupt_ctx = &corruption,
+                                                       .hooks.repro = name_repro,
+                                                       .hooks.repro_ctx = &repros});
     struct pd_ready_batch *batch = serve_get_ok(&b, serve_bench_key(&b, 0, 0, 0));
     struct serve_rank waits;
     struct pd_ready_batch *none;
@@ -445,8 +445,8 @@ static void test_validator_halts(void **state)
                                                        .dp_size = 1,
                                                        .rows = 2,
                                                        .accum = 1,
-                                                       .validate = refuse_step_2,
-                                                       .validate_ctx = &calls});
+                                                       .hooks.validate = refuse_step_2,
+                                                       .hooks.validate_ctx = &calls});
     serve_deliver(&b, serve_bench_key(&b, 1, 0, 0));
     struct pd_ready_batch *batch;
     struct pd_error error;

@@ -1,7 +1,7 @@
 /* Ranges of steps against a plain array of flags; limits; the encoding and its damage. */
 #include "server/step_ranges.h"
 
-#include "base/check.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,14 +12,6 @@
 
 #define SEED 20241130ull
 #define STEPS 200u
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1dull;
-}
 
 static void check_against(const struct pd_step_ranges *set, const bool *flags)
 {
@@ -49,15 +41,15 @@ static void test_against_flags(void **state)
         struct pd_step_ranges set = {0};
         bool flags[STEPS] = {0};
         for (int i = 0; i < 25; i++) {
-            uint32_t first = (uint32_t)(next_random(&random) % STEPS);
-            uint32_t last = first + (uint32_t)(next_random(&random) % 12);
+            uint32_t first = (uint32_t)(test_random(&random) % STEPS);
+            uint32_t last = first + (uint32_t)(test_random(&random) % 12);
             last = last < STEPS ? last : STEPS - 1;
             assert_int_equal(pd_step_ranges_add(&set, first, last), 0);
             for (uint32_t step = first; step <= last; step++)
                 flags[step] = true;
             check_against(&set, flags);
         }
-        uint32_t below = (uint32_t)(next_random(&random) % STEPS);
+        uint32_t below = (uint32_t)(test_random(&random) % STEPS);
         uint64_t kept = pd_step_ranges_pass(&set, below);
         pd_step_ranges_forget(&set, below);
         assert_true(set.count == 0 || set.ranges[0].last >= below);

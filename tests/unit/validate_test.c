@@ -1,7 +1,6 @@
 /* The validate thread: good batches of every layout pass, damaged ones are found without the
  * structural check, fraction and `off` are obeyed, many callers at a time, stop during the
  * self-test. */
-#include "server/metrics.h"
 #include "server/validate.h"
 #include "tests/unit/layout_case.h"
 

@@ -155,9 +155,9 @@ static void test_random_batches(void **state)
         assert_int_equal(pd_watch_new(&config, &watch, &error), 0);
         uint32_t *sources = calloc(c->batch.real_segment_count + 1, sizeof *sources);
         assert_non_null(sources);
-        uint32_t range = 1 + case_below(&seed, NAMES);
+        uint32_t range = 1 + test_below(&seed, NAMES);
         for (uint32_t i = 0; i < c->batch.real_segment_count; i++)
-            sources[i] = case_below(&seed, range);
+            sources[i] = test_below(&seed, range);
         recount(c, sources, &sums);
         deliver(watch, c, sources);
         struct pd_watch_sums found;

@@ -2,6 +2,7 @@
  * the message, and refuses what is malformed. */
 #include "proto/packd.pb-c.h"
 #include "server/ingest/wire.h"
+#include "tests/unit/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MESSAGE_MAX 4096
 
@@ -21,8 +21,7 @@ static uint64_t seed;
 
 static uint32_t random_below(uint32_t bound)
 {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % bound;
+    return test_below(&seed, bound);
 }
 
 /* A message in separately allocated pieces, so that a read outside one shows under ASan. */
@@ -244,14 +243,12 @@ static void survives_every_change(void **state)
 
 int main(void)
 {
-    const char *given = getenv("PD_SEED");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_blocks_at_any_cut),   cmocka_unit_test(finds_small_messages),
         cmocka_unit_test(refuses_what_is_malformed), cmocka_unit_test(passes_over_unknown_fields),
         cmocka_unit_test(survives_every_change),
     };
 
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed(0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@ Everything stays as it is, shapes too, but for what is changed, so that a model 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 
