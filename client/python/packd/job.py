@@ -11,7 +11,6 @@ the GIL. Reconnecting and resuming is libpackd's as well: fetch() either returns
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -108,8 +107,8 @@ class Job:
         self.job, self.feed, self.dp_rank = job, feed, dp_rank
         for name, value in (("dp_size", dp_size), ("rows", rows), ("accum", accum), ("segment_multiple", segment_multiple),
                             ("prefetch", prefetch), ("steps", steps)):
-            if value is not None and value < 1:
-                raise errors.InvalidArgument(f"{name}={value!r}: expected 1 or more", reason="BAD_RANGE", **self._facts(None))
+            if value is not None:
+                _lib.whole(name, value, 1)
         self._ffi, self._lib = _lib.opening()
         self._hooks = _hooks(self._ffi, memory) if memory is not None else None
         if resume_step is not None:
@@ -172,11 +171,9 @@ class Job:
         """States that steps up to `step` are in a saved checkpoint. Monotonic; a repeat is fine.
 
         Raises InvalidArgument (COMMIT_BEYOND_FETCHED: a step that fetch() has not returned completely), Fenced, Timeout (BUSY: another
-        thread commits), TypeError (not an integer; NumPy's and torch's are fine).
+        thread commits), InvalidArgument (BAD_RANGE: not an integer; NumPy's and torch's are fine).
         """
-        step, end = operator.index(step), _lib.deadline(timeout, self._timeout)
-        if not 0 <= step < 1 << 64:
-            raise errors.InvalidArgument(f"commit of step {step}: expected 0 or more", reason="BAD_RANGE", **self._facts(step))
+        step, end = _lib.whole("commit of step", step), _lib.deadline(timeout, self._timeout)
         with self._calls.turn("commit", "commit", end):
             error = self._ffi.new("struct packd_error *")
             code = self._calls.in_thread(lambda: self._lib.packd_job_commit(self._c, step, _lib.left_ms(end), error))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import operator
 import time
 import weakref
 from collections import deque
@@ -277,10 +276,7 @@ class Producer:
 
     @staticmethod
     def _version(version: int) -> int:
-        number = operator.index(version)
-        if not 0 <= number < 1 << 64:
-            raise errors.InvalidArgument(f"version {version!r}: expected 0 or more, within 64 bits", reason="BAD_RANGE")
-        return number
+        return _lib.whole("version", version)
 
     @staticmethod
     def _per_sample(name: str, values: Any, count: int, dtype: str) -> numpy.ndarray:
