@@ -197,8 +197,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         pin_memory: receive into page-locked memory, without a copy (num_workers=0 only; DataLoader's own pin_memory copies).
         options: everything else that packd.Job takes (world_token, timeout, start, labels, prefetch, on_commit_needed, ...).
 
-    Raises InvalidArgument: unknown adapter, dp_rank without dp_size; TypeError: a keyword that packd.Job does not take; iterating raises what packd.Job raises, and InvalidArgument
-    (NUM_WORKERS) in more than one worker.
+    Raises InvalidArgument: unknown adapter, dp_rank without dp_size; TypeError: a keyword that packd.Job does not take; iterating raises what
+    packd.Job raises, and InvalidArgument (NUM_WORKERS) in more than one worker.
     """
 
     def __init__(self, server: str | None = None, *, job: str, feed: str = "default", rows: int = 1, accum: int = 1, mesh: Any = None,
