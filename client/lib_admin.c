@@ -25,8 +25,7 @@ struct packd_admin {
 int packd_admin_open(const struct packd_admin_options *options, struct packd_admin **out,
                      struct packd_error *error)
 {
-    int rc =
-        pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""), error);
+    int rc = pd_connection_check(options->server, options->token, &options->tls, error);
     if (rc != 0)
         return rc;
     struct packd_admin *admin = calloc(1, sizeof *admin);

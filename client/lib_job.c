@@ -124,8 +124,7 @@ int packd_job_open(const struct packd_job_options *options, struct packd_job **o
 {
     int rc = check_options(options, error);
     if (rc == 0)
-        rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
-                          error);
+        rc = pd_connection_check(options->server, options->token, &options->tls, error);
     if (rc != 0)
         return rc;
     struct packd_job *job = job_new(options);
@@ -142,16 +141,22 @@ int packd_job_open(const struct packd_job_options *options, struct packd_job **o
     return rc;
 }
 
-void packd_job_close(struct packd_job *job)
+void packd_job_stop(struct packd_job *job)
 {
-    if (!job)
-        return;
     PD_MAGIC_CHECK(job, PD_JOB_MAGIC);
     pthread_mutex_lock(&job->lock);
     job->closing = true;
     pd_fetch_wake(job);
+    pthread_cond_broadcast(&job->changed);
     pthread_mutex_unlock(&job->lock);
     pd_channel_cancel(job->channel);
+}
+
+void packd_job_close(struct packd_job *job)
+{
+    if (!job)
+        return;
+    packd_job_stop(job);
     pthread_join(job->thread, NULL);
     job_free(job);
 }
@@ -243,6 +248,8 @@ static int look(struct packd_job *job, const struct packd_batch **out, uint64_t 
                 struct packd_error *error)
 {
     tell(job);
+    if (job->closing)
+        return pd_client_error(error, PACKD_ECANCELED, "STOPPED", "next: the job has been stopped");
     if (job->first) {
         take_ready(job, out);
         return 1;

@@ -169,6 +169,9 @@ static int wait_for(struct packd_producer *p, bool (*done)(struct packd_producer
                 *error = p->final;
             return p->final.code;
         }
+        if (p->stopped)
+            return pd_client_error(error, PACKD_ECANCELED, "STOPPED",
+                                   "%s: the producer has been stopped", what);
         if (p->interrupted) {
             p->interrupted = false;
             return pd_client_error(error, PACKD_ECANCELED, "INTERRUPTED", "%s: interrupted", what);
@@ -209,8 +212,7 @@ int packd_producer_open(const struct packd_producer_options *options, struct pac
 {
     int rc = check_options(options, error);
     if (rc == 0)
-        rc = pd_tls_check(&options->tls, pd_option_or_env(options->server, "PACKD_SERVER", ""),
-                          error);
+        rc = pd_connection_check(options->server, options->token, &options->tls, error);
     if (rc != 0)
         return rc;
     struct packd_producer *p = producer_new(options);
@@ -401,6 +403,16 @@ void packd_producer_interrupt(struct packd_producer *p)
     p->interrupted = true;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
+}
+
+void packd_producer_stop(struct packd_producer *p)
+{
+    PD_MAGIC_CHECK(p, PD_PRODUCER_MAGIC);
+    pthread_mutex_lock(&p->lock);
+    p->stopped = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    pd_channel_cancel(p->channel);
 }
 
 int packd_producer_close(struct packd_producer *p, int64_t timeout_ms, struct packd_error *error)

@@ -48,7 +48,7 @@ struct packd_producer {
     bool welcomed_once;                              /* G */
     bool end_wanted, closing, half_closed, end_sent; /* G */
     uint64_t close_deadline_ns;                      /* G */
-    bool interrupted;                                /* G */
+    bool interrupted, stopped;                       /* G */
     struct packd_error final;                        /* G: code 0 while all is well */
     struct packd_error down;                         /* G: the last failure while not connected */
     uint64_t down_since_ns;                          /* G: 0 while connected */

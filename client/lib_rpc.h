@@ -19,8 +19,8 @@ const char *pd_rpc_status_name(int grpc_code);
 
 struct pd_channel;
 
-/* Connects lazily; the environment stands behind options that are NULL. The TLS files were checked
- * before (pd_tls_check). NULL: out of memory. Counts gRPC's users: free must follow. */
+/* Connects lazily; the environment stands behind options that are NULL. All of them were checked
+ * before (pd_connection_check). NULL: out of memory. Counts gRPC's users: free must follow. */
 struct pd_channel *pd_channel_new(const char *server, const char *token,
                                   const struct packd_tls *tls);
 void pd_channel_free(struct pd_channel *channel);

@@ -1,5 +1,8 @@
-/* What a connection is made with: the PEM files of TLS, and the environment where an option is not
- * set.
+/* What a connection is made with: address, token, the PEM files of TLS, and the environment where an
+ * option is not set.
+ *
+ * All of it is checked before gRPC sees it: gRPC dials an address without a port at 443, takes port
+ * numbers modulo 65536, and ends the process over metadata that HTTP/2 cannot carry, printing it.
  *
  * Place in the flow: asked when an object of the library is opened. Files are read once; a client
  * that shall use a new certificate opens anew. Any thread. */
@@ -13,6 +16,9 @@
 #include <string.h>
 
 #define PEM_BYTES_MAX (1u << 20)
+#define TOKEN_BYTES_MIN 16 /* as server/rpc/access.c */
+#define TOKEN_BYTES_MAX 512
+#define UNIX_PATH_BYTES_MAX 107 /* of sockaddr_un, without its end */
 
 const char *pd_option_or_env(const char *explicit, const char *variable, const char *fallback)
 {
@@ -67,7 +73,54 @@ static int check_file(const char *what, const char *path, struct packd_error *er
                            path);
 }
 
-int pd_tls_check(const struct packd_tls *tls, const char *server, struct packd_error *error)
+static bool is_host_and_port(const char *server)
+{
+    const char *colon = strrchr(server, ':');
+    if (!colon || colon == server || strpbrk(server, " \t\r\n"))
+        return false;
+    size_t host = (size_t)(colon - server), digits = strspn(colon + 1, "0123456789");
+    bool plain = strcspn(server, ":[]") == host;
+    bool bracketed = server[0] == '[' && host > 2 && strcspn(server, "]") == host - 1;
+    unsigned long port = digits > 0 && digits <= 5 ? strtoul(colon + 1, NULL, 10) : 0;
+    return (plain || bracketed || strstr(server, "://")) && colon[1 + digits] == 0 && port >= 1 &&
+           port <= 65535;
+}
+
+int pd_server_check(const char *server, struct packd_error *error)
+{
+    const char *path = strncmp(server, "unix:", 5) == 0 ? server + 5 : NULL;
+    if (path && strlen(path) > UNIX_PATH_BYTES_MAX)
+        return pd_client_error(error, PACKD_EINVAL, "SERVER",
+                               "server \"%.200s\": the path has %zu bytes; the system takes %d",
+                               server, strlen(path), UNIX_PATH_BYTES_MAX);
+    if (path ? path[0] == '/' && path[1] : is_host_and_port(server))
+        return 0;
+    return pd_client_error(
+        error, PACKD_EINVAL, "SERVER",
+        "server \"%.200s\": expected host:port with a port from 1 to 65535, or unix:/path", server);
+}
+
+static int check_token(const char *token, struct packd_error *error)
+{
+    size_t bytes = strlen(token);
+    for (size_t i = 0; i < bytes; i++)
+        if (token[i] < 0x20 || token[i] > 0x7e)
+            return pd_client_error(error, PACKD_EINVAL, "TOKEN",
+                                   "byte %zu of the token is 0x%02x: expected %d to %d characters "
+                                   "of printable ASCII%s",
+                                   i, (unsigned char)token[i], TOKEN_BYTES_MIN, TOKEN_BYTES_MAX,
+                                   token[i] == '\n' || token[i] == '\r'
+                                       ? "; the line end of a token file is not part of the token"
+                                       : "");
+    if (bytes >= TOKEN_BYTES_MIN && bytes <= TOKEN_BYTES_MAX)
+        return 0;
+    return pd_client_error(error, PACKD_EINVAL, "TOKEN",
+                           "the token has %zu bytes: expected %d to %d characters of printable "
+                           "ASCII, as in the server's token files",
+                           bytes, TOKEN_BYTES_MIN, TOKEN_BYTES_MAX);
+}
+
+static int check_tls(const struct packd_tls *tls, const char *server, struct packd_error *error)
 {
     struct packd_tls resolved = pd_tls_resolve(tls);
     if (!pd_tls_is_on(&resolved, server))
@@ -83,4 +136,15 @@ int pd_tls_check(const struct packd_tls *tls, const char *server, struct packd_e
     if (rc == 0)
         rc = check_file("the client's key (PACKD_KEY)", resolved.key, error);
     return rc;
+}
+
+int pd_connection_check(const char *server, const char *token, const struct packd_tls *tls,
+                        struct packd_error *error)
+{
+    server = pd_option_or_env(server, "PACKD_SERVER", PACKD_DEFAULT_SERVER);
+    token = pd_option_or_env(token, "PACKD_TOKEN", NULL);
+    int rc = pd_server_check(server, error);
+    if (rc == 0 && token)
+        rc = check_token(token, error);
+    return rc == 0 ? check_tls(tls, server, error) : rc;
 }

@@ -11,8 +11,15 @@ const char *pd_option_or_env(const char *explicit, const char *variable, const c
 /* The options with the environment behind them. */
 struct packd_tls pd_tls_resolve(const struct packd_tls *tls);
 bool pd_tls_is_on(const struct packd_tls *resolved, const char *server);
-/* Every file can be read and holds PEM; cert and key come together. PACKD_EINVAL, reason TLS. */
-int pd_tls_check(const struct packd_tls *tls, const char *server, struct packd_error *error);
+/* "host:port" with a port from 1 to 65535 (a host with colons of its own stands in brackets or
+ * behind a scheme: dns:///...), or "unix:/path". PACKD_EINVAL, reason SERVER. */
+int pd_server_check(const char *server, struct packd_error *error);
+/* What an object is opened with, the environment behind what is NULL: pd_server_check of the
+ * address; reason TOKEN: a token that is not 16 to 512 characters of printable ASCII, the server's
+ * rule for token files (the text never shows it); reason TLS: a file cannot be read or holds no
+ * PEM, or a certificate comes without its key. 0 or PACKD_EINVAL. */
+int pd_connection_check(const char *server, const char *token, const struct packd_tls *tls,
+                        struct packd_error *error);
 /* The whole file as a string, at most 1 MiB; NULL: unreadable, or no memory. free(). */
 char *pd_tls_read(const char *path);
 

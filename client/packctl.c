@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "client/lib_json.h"
+#include "client/lib_tls.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -366,28 +367,10 @@ int ctl_no_arguments(const struct ctl *ctl, int argc, char **argv)
     return ctl_usage(ctl, "unexpected argument \"%s\"", argv[optind]);
 }
 
-/* "host:port"; a host with colons of its own stands in brackets or behind a scheme (dns:///...). */
-static bool is_host_and_port(const char *server)
-{
-    const char *colon = strrchr(server, ':');
-    if (!colon || colon == server || strpbrk(server, " \t\r\n"))
-        return false;
-    size_t host = (size_t)(colon - server), digits = strspn(colon + 1, "0123456789");
-    bool plain = strcspn(server, ":[]") == host;
-    bool bracketed = server[0] == '[' && host > 2 && strcspn(server, "]") == host - 1;
-    unsigned long port = digits > 0 && digits <= 5 ? strtoul(colon + 1, NULL, 10) : 0;
-    return (plain || bracketed || strstr(server, "://")) && colon[1 + digits] == 0 && port >= 1 &&
-           port <= 65535;
-}
-
 int ctl_server_check(const struct ctl *ctl)
 {
-    const char *path = strncmp(ctl->server, "unix:", 5) == 0 ? ctl->server + 5 : NULL;
-    if (path ? path[0] == '/' && path[1] : is_host_and_port(ctl->server))
-        return CTL_OK;
-    return ctl_usage(ctl,
-                     "server \"%s\": expected host:port with a port from 1 to 65535, or unix:/path",
-                     ctl->server);
+    struct packd_error error = {0};
+    return pd_server_check(ctl->server, &error) == 0 ? CTL_OK : ctl_usage(ctl, "%s", error.text);
 }
 
 int ctl_admin_open(const struct ctl *ctl, struct packd_admin **admin)

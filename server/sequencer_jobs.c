@@ -413,7 +413,12 @@ int pd_seq_commit_job(struct pd_sequencer *seq, struct pd_request_commit *reques
                             request->job, (unsigned long long)job->generation,
                             (unsigned long long)request->generation);
     struct pd_job_steps steps = pd_seq_job_steps(feed, job);
-    if (request->step > request->fetched || !step_exists(feed, &steps, request->step))
+    bool received = request->step <= request->fetched;
+    if (received && !step_exists(feed, &steps, request->step))
+        return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
+                            "job '%s' commits step %llu, which has not been planned", request->job,
+                            (unsigned long long)request->step);
+    if (!received)
         return pd_error_set(error, PD_EINVAL, "COMMIT_BEYOND_FETCHED",
                             "job '%s' commits step %llu, but has received no more than step %llu",
                             request->job, (unsigned long long)request->step,

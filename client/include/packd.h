@@ -19,7 +19,9 @@
  * Threads. Each producer and each job runs one thread of its own, which is the only one to talk to
  * the server, and which never calls into the caller's code: callbacks run inside the caller's own
  * calls, on the caller's thread. All functions of one object may be called from any thread; of the
- * blocking ones (put, flush, end_stream; next) one at a time. close must be the last call.
+ * blocking ones (put, flush, end_stream, end_feed; next) one at a time; commit may run beside next,
+ * and inside its callbacks. close must be the last call: not beside another one, and not inside a
+ * callback (packd_*_stop ends those that run).
  * Different objects are independent. Nothing here may be used in a child made by fork() after the
  * first open.
  *
@@ -84,6 +86,10 @@ struct packd_bytes {
  * environment: `server` from PACKD_SERVER (else PACKD_DEFAULT_SERVER), `token` from PACKD_TOKEN,
  * the fields of `tls` from PACKD_CA, PACKD_CERT, PACKD_KEY and PACKD_TLS_NAME, `on` from
  * PACKD_TLS=1.
+ *
+ * A server is "host:port" with a port from 1 to 65535, or "unix:/path"; else PACKD_EINVAL, reason
+ * SERVER. A token is 16 to 512 characters of printable ASCII, as in the server's token files (whose
+ * line end is not part of it); else PACKD_EINVAL, reason TOKEN, with a text that does not show it.
  *
  * TLS is spoken to host:port where any of on, ca and cert is set, never over a Unix socket. The
  * files are PEM and read once, at open. PACKD_EINVAL, reason TLS: one cannot be read, or a
@@ -260,6 +266,10 @@ uint64_t packd_producer_next_seq(struct packd_producer *producer);
 void packd_producer_stats(struct packd_producer *producer, struct packd_producer_stats *stats);
 /* Ends the blocking call that runs, or else the next one, with PACKD_ECANCELED. */
 void packd_producer_interrupt(struct packd_producer *producer);
+/* Ends the blocking calls that run, and all later ones, with PACKD_ECANCELED, reason STOPPED; what
+ * is not durable is given up. For a program that must wait for the calls of its other threads
+ * before it may close. Any thread, also inside a callback. */
+void packd_producer_stop(struct packd_producer *producer);
 /* flush with this timeout (0: give up what is not durable), then frees the object in any case.
  * Returns flush's result. NULL is allowed. */
 int packd_producer_close(struct packd_producer *producer, int64_t timeout_ms,
@@ -517,6 +527,10 @@ void packd_job_waiting(struct packd_job *job, struct packd_waiting *waiting);
 void packd_job_commit_needed(struct packd_job *job, struct packd_commit_needed *needed);
 void packd_job_end(struct packd_job *job, struct packd_end *end);
 void packd_job_interrupt(struct packd_job *job);
+/* Ends next and commit where they run, and all later ones, with PACKD_ECANCELED; a commit under way
+ * may or may not have happened. For a program that must wait for the calls of its other threads
+ * before it may close. Any thread, also inside a callback. */
+void packd_job_stop(struct packd_job *job);
 /* Stops at once and frees. Batches not released stay valid. NULL is allowed. */
 void packd_job_close(struct packd_job *job);
 

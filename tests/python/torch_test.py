@@ -92,6 +92,13 @@ class DatasetTest(unittest.TestCase):
         self.assertTrue(all(torch.equal(moved[name], batch[name]) for name in batch))
         self.assertEqual(set(arrays.torch()), set(batch))
 
+    def test_misuse_is_named(self):
+        with self.assertRaisesRegex(TypeError, r"PackedDataset\(\) got an unexpected keyword argument 'row': did you mean 'rows'"):
+            self.data("misuse", row=2)
+        with self.assertRaisesRegex(packd.InvalidArgument, r"DataLoader\(data, batch_size=None\)"):
+            next(iter(torch.utils.data.DataLoader(self.data("misuse"))))
+        self.assertEqual(repr(next(iter(self.data("repr", rows=2)))), "TensorBatch(step=0, micro=0, dp_rank=0, [2, 64])")
+
     def test_every_way_of_loading_gives_the_same(self):
         plain = first_tokens(self.data("plain"))
         self.assertGreater(len(plain), 50)

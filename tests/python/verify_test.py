@@ -214,6 +214,46 @@ class LossTest(unittest.TestCase):
         self.assertIn("(header: 48)", str(report))
 
 
+class ShiftTest(unittest.TestCase):
+    setUp, losses = LossTest.setUp, LossTest.losses
+
+    def test_right_models_pass(self):
+        for rules in ({}, {"labels": "shifted"}, {"loss_weight": "sample"}, {"seg_align": 4}):
+            report = verify.shift(self.losses, make(**rules))
+            self.assertTrue(report, report)
+            self.assertEqual((len(report.checked), report.blind), (4, []))
+            weigh = lambda b: (self.losses(b) * torch.from_numpy(b["loss_weight"].reshape(-1))).sum() / b.loss_denominator  # noqa: E731
+            self.assertTrue(verify.shift(weigh, make(**rules), vocab_size=models.VOCABULARY, frozen=[1, 2]))
+
+    def wrong(self, batch, shifted):
+        """The loss of a model that takes the labels for what they are not."""
+        packed = adapters.get("sdpa")(batch)
+        logits = self.model(packed["tokens"], packed["positions"], models.dense(packed["attn_mask"]))
+        return models.token_losses(logits, packed["labels"], shifted)
+
+    def test_a_copy_task(self):
+        batch, forward = make(), lambda b: self.wrong(b, shifted=True)
+        self.assertTrue(verify.loss(forward, batch), "the sum over samples cannot show it")
+        with self.assertRaises(verify.NotShifted) as caught:
+            verify.shift(forward, batch)
+        self.assertEqual(len(caught.exception.report.copied), 4)
+        for word in ("learns to copy its input", "labels: shifted", "shift in the model", "segment"):
+            self.assertIn(word, str(caught.exception))
+
+    def test_a_model_that_sees_what_follows(self):
+        with self.assertRaisesRegex(verify.NotShifted, "of a model that is causal"):
+            whole = torch.ones(28, 28, dtype=torch.bool)
+            verify.shift(lambda b: self.losses(b, whole), make(labels="shifted"))
+
+    def test_a_loss_that_is_blind(self):
+        report = verify.shift(lambda b: torch.ones(3, 28), make(), check=False)
+        self.assertFalse(report)
+        self.assertIn("shifted twice", str(report))
+        one = testing.make_batch([[5], [7]], width=28)
+        with self.assertRaisesRegex(packd.Error, "nothing to check"):
+            verify.shift(self.losses, one)
+
+
 class ProbeTest(unittest.TestCase):
     def setUp(self):
         random = numpy.random.default_rng(0)

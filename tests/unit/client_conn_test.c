@@ -2,6 +2,7 @@
 #include "client/lib_conn.h"
 #include "client/lib_error.h"
 #include "client/lib_json.h"
+#include "client/lib_tls.h"
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -62,6 +63,57 @@ static void test_what_passes(void **state)
     assert_false(passes(PACKD_EINVAL, "SEQ_GAP", false, 0));
     assert_false(passes(PACKD_EUNAUTH, "CREDENTIALS", false, 0));
     assert_false(passes(PACKD_EUNSUPPORTED, "TRANSPORT", true, 0));
+}
+
+static int opens_with(const char *server, const char *token, struct packd_error *error)
+{
+    return pd_connection_check(server, token, &(struct packd_tls){0}, error);
+}
+
+static void test_addresses(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"[::1]:1", "localhost:65535", "unix:/s", "dns:///a:1"};
+    static const char *const bad[] = {"",      "localhost", "h:0",    "h:65536", "h:99999",
+                                      "h:7x",  "h:000001",  ":70",    "::1:7",   "[]:70",
+                                      "a b:1", "unix:",     "unix:x", "http://h"};
+    struct packd_error error = {0};
+    for (size_t i = 0; i < PD_COUNT_OF(good); i++)
+        assert_int_equal(opens_with(good[i], NULL, &error), 0);
+    for (size_t i = 0; i < PD_COUNT_OF(bad); i++) {
+        assert_int_equal(opens_with(bad[i], NULL, &error), PACKD_EINVAL);
+        assert_string_equal(error.reason, "SERVER");
+        assert_non_null(strstr(error.text, "expected host:port"));
+    }
+    char path[5 + 108 + 1] = "unix:/";
+    memset(path + 6, 'x', 107);
+    assert_int_equal(opens_with(path, NULL, &error), PACKD_EINVAL);
+    path[5 + 107] = 0;
+    assert_int_equal(opens_with(path, NULL, &error), 0);
+}
+
+static void test_tokens(void **state)
+{
+    (void)state;
+    struct packd_error error = {0};
+    char token[514] = "";
+    for (size_t bytes = 0; bytes < sizeof token; bytes++) {
+        assert_int_equal(opens_with("h:1", token, &error),
+                         bytes >= 16 && bytes <= 512 ? 0 : PACKD_EINVAL);
+        token[bytes] = "~ "[bytes & 1];
+        token[bytes + (bytes < 513)] = 0;
+    }
+    for (int byte = 1; byte < 256; byte++) {
+        char one[] = "a long secret token?";
+        one[19] = (char)byte;
+        int rc = opens_with("h:1", one, &error);
+        assert_int_equal(rc, byte >= 0x20 && byte <= 0x7e ? 0 : PACKD_EINVAL);
+        if (rc != 0) {
+            assert_string_equal(error.reason, "TOKEN");
+            assert_non_null(strstr(error.text, "byte 19 of the token is 0x"));
+            assert_null(strstr(error.text, "secret"));
+        }
+    }
 }
 
 static void test_pauses(void **state)
@@ -174,8 +226,9 @@ static void test_utf8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_what_passes),
-        cmocka_unit_test(test_pauses), cmocka_unit_test(test_json),
+        cmocka_unit_test(test_errors),    cmocka_unit_test(test_what_passes),
+        cmocka_unit_test(test_addresses), cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_pauses),    cmocka_unit_test(test_json),
         cmocka_unit_test(test_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -141,7 +141,8 @@ class Options:
     def _kept_text(self, name: str, value: str) -> Any:
         data = os.fsencode(value) if isinstance(value, (str, os.PathLike)) else None
         if data is None or b"\0" in data:
-            raise errors.InvalidArgument(f"{name}={value!r}: expected text without NUL", reason="BAD_NAME")
+            shown = "" if name == "token" else f"={value!r}"
+            raise errors.InvalidArgument(f"{name}{shown}: expected text without NUL", reason="BAD_NAME")
         self._kept.append(self.ffi.new("char[]", data))
         return self._kept[-1]
 
@@ -164,11 +165,15 @@ def _plain_field(ffi: Any, value: Any, kind: Any) -> Any:
     return value
 
 
+class NoThread(errors.OutOfMemory):
+    """No thread could be started; nothing was called."""
+
+
 def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -> int:
     """call() on a thread of its own, so that the waiting caller sees signals although the C call cannot be cut into slices.
 
     call() must end by itself, by its timeout; what it raises is raised here. Where the wait is ended by an exception (KeyboardInterrupt), the call
-    goes on alone, and undo() takes back what it made once it has returned 0.
+    goes on alone, and undo() takes back what it made once it has returned 0. NoThread.
     """
     done, lock, codes, alone, raised_there = threading.Event(), threading.Lock(), [], [], []
 
@@ -185,7 +190,10 @@ def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -
         finally:
             done.set()
 
-    threading.Thread(target=run, name="packd-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="packd-call", daemon=True).start()
+    except RuntimeError as error:
+        raise NoThread(f"no thread for a call: {error}", reason="THREAD") from error
     try:
         done.wait()
     except BaseException:
@@ -243,14 +251,23 @@ def milliseconds(seconds: float | None, default: float = DEFAULT_TIMEOUT) -> int
     return math.ceil(seconds * 1000)
 
 
-def in_slices(call: Callable[[int], int], timeout_ms: int, timed_out: int = errors.Timeout.code) -> int:
-    """Repeats call(slice_ms) until it is no longer a timeout or the whole time is over; its last code.
+def deadline(timeout: float | None, default: float) -> float:
+    """The end of a call, by time.monotonic(). InvalidArgument as milliseconds()."""
+    return time.monotonic() + milliseconds(timeout, default) / 1000
+
+
+def left_ms(end: float) -> int:
+    """Milliseconds until a deadline, at least 0."""
+    return max(0, math.ceil((end - time.monotonic()) * 1000))
+
+
+def in_slices(call: Callable[[int], int], end: float, timed_out: int = errors.Timeout.code) -> int:
+    """Repeats call(slice_ms) until it is no longer a timeout or the deadline `end` has passed; its last code.
 
     Between two slices the interpreter runs signal handlers, so that KeyboardInterrupt comes through; libpackd's calls lose nothing by a timeout.
     """
-    end = time.monotonic() + timeout_ms / 1000
     while True:
-        left_ms = max(0, math.ceil((end - time.monotonic()) * 1000))
-        code = call(min(left_ms, SLICE_MS))
-        if code != timed_out or left_ms <= SLICE_MS:
+        left = left_ms(end)
+        code = call(min(left, SLICE_MS))
+        if code != timed_out or left <= SLICE_MS:
             return code

@@ -226,6 +226,11 @@ class Named:
         """Sum of loss_weight over the whole step, all ranks and micro-steps: sum(loss_weight * loss) / it is the step's mean."""
         return self.header["step_totals"]["loss_weight"]
 
+    def __repr__(self) -> str:
+        h = self.header
+        return (f"{type(self).__name__}(step={h.get('step')}, micro={h.get('micro')}, dp_rank={h.get('dp_rank')}, "
+                f"[{h.get('rows')}, {h.get('width')}])")
+
 
 class Batch(Named):
     """What one data-parallel rank receives for one micro-step.
@@ -283,10 +288,6 @@ class Batch(Named):
 
     def __reduce__(self):
         return _unpickled, (dict(self._arrays), self.header, self.dtypes)
-
-    def __repr__(self) -> str:
-        h = self.header
-        return f"Batch(step={h.get('step')}, micro={h.get('micro')}, dp_rank={h.get('dp_rank')}, [{h.get('rows')}, {h.get('width')}])"
 
 
 def _unpickled(arrays, header, dtypes):

@@ -11,12 +11,12 @@ the GIL. Reconnecting and resuming is libpackd's as well: fetch() either returns
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from packd import _lib, _view, errors
+from packd._calls import Calls
 from packd.batch import Batch
 
 ARRAYS = {"core": 0, "all": 1}
@@ -55,8 +55,12 @@ def _shut(lib: Any, pointer: Any, forks: int, hooks: Any) -> None:
 class Job:
     """One data-parallel rank of a job, open from construction to close().
 
-    All methods may be called from any thread. Tensor-, context- and pipeline-parallel peers open the same job with the same dp_rank and
-    receive identical batches.
+    All methods may be called from any thread. fetch() calls take turns, commit() calls too, and a commit runs beside a fetch; a call's
+    timeout counts the wait for its turn. close() ends the calls of other threads and waits until they have returned.
+    Inside a callback commit() is fine, fetch() is refused (NESTED_CALL), and close() takes effect when the fetch around it returns:
+    it returns the batch that it has, or raises Closed.
+
+    Tensor-, context- and pipeline-parallel peers open the same job with the same dp_rank and receive identical batches.
 
     Args:
         server: host:port or unix:/path; None: $PACKD_SERVER, else 127.0.0.1:7070.
@@ -99,11 +103,13 @@ class Job:
         self._on_waiting, self._on_commit_needed = on_waiting, on_commit_needed
         self._waiting_told: Any = None
         self._needed_told: Any = None
-        self._one = threading.RLock()  # fetch, commit, close: one at a time
         self.server = _lib.server_address(server)
         self.job, self.feed, self.dp_rank = job, feed, dp_rank
+        for name, value in (("dp_size", dp_size), ("rows", rows), ("accum", accum), ("segment_multiple", segment_multiple),
+                            ("prefetch", prefetch), ("steps", steps)):
+            if value is not None:
+                _lib.whole(name, value, 1)
         self._ffi, self._lib = _lib.opening()
-        self._forks = _lib.fork_count()
         self._hooks = _hooks(self._ffi, memory) if memory is not None else None
         if resume_step is not None:
             start = "resume" if resume_step >= 0 else "first"
@@ -114,42 +120,39 @@ class Job:
                     "regroup": bool(regroup), "timeout_ms": max(1, _lib.milliseconds(timeout))}
         texts = {"server": self.server, "token": _lib.server_token(token), "feed": feed, "job": job, "client": client,
                  "world_token": world_token, "log_id": log_id}
-        self._closer = self._open(_lib.Options("packd_job_options", texts, numbers))
+        self._open(_lib.Options("packd_job_options", texts, numbers))
 
-    def _open(self, options: _lib.Options) -> Any:
+    def _open(self, options: _lib.Options) -> None:
         if self._hooks:
             options.c.memory_alloc, options.c.memory_free = self._hooks
-        lib, forks, hooks = self._lib, self._forks, self._hooks
-        self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, forks, hooks), self._facts(step=None))
-        return weakref.finalize(self, _shut, lib, self._c, forks, hooks)
+        lib, forks, hooks = self._lib, _lib.fork_count(), self._hooks
+        c = self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, forks, hooks), self._facts(None))
+        self._calls = Calls(f"job {self.job}", lambda: lib.packd_job_stop(c), lambda: _shut(lib, c, forks, hooks), self._facts(None))
+        weakref.finalize(self, self._calls.close)
 
     def _facts(self, step: int | None) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "job": self.job, "dp_rank": self.dp_rank, "step": step}
-
-    def _check_open(self) -> None:
-        if not self._closer.alive:
-            raise errors.Closed(f"job {self.job} has been closed", **self._facts(None))
-        if self._forks != _lib.fork_count():
-            raise errors.Forked(f"job {self.job} was opened before this process was forked", **self._facts(None))
 
     def fetch(self, timeout: float | None = None) -> Batch:
         """The next batch, in (step, micro) order.
 
         Raises EndOfFeed behind the last one, Timeout with what the server waits for (nothing is lost: call again; a server that was gone
-        and is back is found by itself), Interrupted; Fenced, DataLoss, OutOfRange and other final errors.
+        and is back is found by itself, BUSY: another thread fetches), Interrupted; Fenced, DataLoss, OutOfRange and other final errors;
+        InvalidArgument (NESTED_CALL) inside a callback.
         """
-        timeout_ms = _lib.milliseconds(timeout, self._timeout)
-        with self._one:
-            self._check_open()
+        end = _lib.deadline(timeout, self._timeout)
+        with self._calls.turn("fetch", "fetch", end):
             ffi = self._ffi
             out, error = ffi.new("const struct packd_batch **"), ffi.new("struct packd_error *")
 
             def look(slice_ms):
                 code = self._lib.packd_job_next(self._c, slice_ms, out, error)
-                self._tell()
+                if code != 0:  # a callback that raises must not cost a batch
+                    self._tell()
                 return code
 
-            code = _lib.in_slices(look, timeout_ms)
+            self._tell()
+            code = _lib.in_slices(look, end)
             if code != 0:
                 raise _lib.raised(ffi, error, code, **self._facts(self.info["next_step"]))
             return _view.batch_of(ffi, self._lib, out[0], self._hooks)
@@ -167,26 +170,27 @@ class Job:
     def commit(self, step: int, timeout: float | None = None) -> None:
         """States that steps up to `step` are in a saved checkpoint. Monotonic; a repeat is fine.
 
-        Raises InvalidArgument (COMMIT_BEYOND_FETCHED: a step that fetch() has not returned completely), Fenced, Timeout.
+        Raises InvalidArgument (COMMIT_BEYOND_FETCHED: a step that fetch() has not returned completely), Fenced, Timeout (BUSY: another
+        thread commits), InvalidArgument (BAD_RANGE: not an integer; NumPy's and torch's are fine).
         """
-        timeout_ms = _lib.milliseconds(timeout, self._timeout)
-        step = _lib.whole("commit of step", step)
-        with self._one:
-            self._check_open()
+        step, end = _lib.whole("commit of step", step), _lib.deadline(timeout, self._timeout)
+        with self._calls.turn("commit", "commit", end):
             error = self._ffi.new("struct packd_error *")
-            code = _lib.in_thread(lambda: self._lib.packd_job_commit(self._c, step, timeout_ms, error))
+            code = self._calls.in_thread(lambda: self._lib.packd_job_commit(self._c, step, _lib.left_ms(end), error))
+            if code == errors.Interrupted.code:
+                self._calls.check_open()
             if code != 0:
                 raise _lib.raised(self._ffi, error, code, **self._facts(step))
 
     def _tell(self) -> None:
         """The user's callbacks, on this thread, when there is news."""
-        if self._on_waiting:
+        if self._on_waiting and not self._calls.closed:
             now = self.waiting
             news = (now["reason_name"], now["streams"], now["sources"]) if now["waiting"] else None
             if news is not None and news != self._waiting_told:
                 self._on_waiting(now)
             self._waiting_told = news
-        if self._on_commit_needed:
+        if self._on_commit_needed and not self._calls.closed:
             needed = self.commit_needed
             news = (needed["first_step"], needed["bytes_held"], needed["steps_left"]) if needed["needed"] else None
             if news is not None and news != self._needed_told:
@@ -194,9 +198,9 @@ class Job:
             self._needed_told = news
 
     def _look(self, kind: str, function: Any) -> dict[str, Any]:
-        self._check_open()
         state = self._ffi.new(f"struct {kind} *")
-        function(self._c, state)
+        with self._calls.looking():
+            function(self._c, state)
         return _lib.plain(self._ffi, state[0])
 
     @property
@@ -228,15 +232,15 @@ class Job:
 
     def interrupt(self) -> None:
         """Ends the fetch() of another thread with Interrupted."""
-        self._check_open()
-        self._lib.packd_job_interrupt(self._c)
+        with self._calls.looking():
+            self._lib.packd_job_interrupt(self._c)
 
     def close(self) -> None:
-        """Stops and frees; batches stay valid. Ends the fetch() of another thread. A repeat is fine."""
-        if self._closer.alive and self._forks == _lib.fork_count():
-            self._lib.packd_job_interrupt(self._c)
-        with self._one:
-            self._closer()
+        """Stops and frees; batches stay valid. Ends the calls of other threads first; a commit that Ctrl-C left is given up.
+
+        Inside a callback: the fetch around it frees when it returns. A repeat is fine.
+        """
+        self._calls.close()
 
     def __enter__(self) -> Job:
         return self

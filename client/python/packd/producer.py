@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 import time
 import warnings
 import weakref
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from packd import _lib, _ragged, errors
+from packd._calls import Calls
 from packd.media import Filler, Span
 
 _log = logging.getLogger("packd")
@@ -57,7 +57,8 @@ def _record(ffi: Any) -> numpy.dtype:
 
 
 class Producer:
-    """One stream, open from construction to close(). All methods may be called from any thread; the blocking ones take turns.
+    """One stream, open from construction to close(). All methods may be called from any thread; the blocking ones take turns, and their
+    timeout counts the wait for it. Inside a callback they are refused (InvalidArgument, NESTED_CALL).
 
     Args:
         server: host:port or unix:/path; None: $PACKD_SERVER, else 127.0.0.1:7070.
@@ -87,10 +88,9 @@ class Producer:
         self._progress_seconds, self._progress_at = progress_seconds, time.monotonic()
         self._rejects: deque[Reject] = deque()
         self._warned = False
-        self._one = threading.RLock()  # put, flush, end, close: one at a time
         self.server, self.feed, self.stream = _lib.server_address(server), feed, stream
         self._ffi, self._lib = _lib.opening()
-        self._forks, self._record = _lib.fork_count(), _record(self._ffi)
+        self._record = _record(self._ffi)
         texts = {"server": self.server, "token": _lib.server_token(token), "feed": feed, "stream": stream, "source": source,
                  "producer": producer, "content_id": content_id, "log_id": log_id}
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
@@ -98,29 +98,28 @@ class Producer:
                    "timeout_ms": max(1, _lib.milliseconds(timeout))}
         options = _lib.Options("packd_producer_options", texts, numbers | {"tokenizer_digest_bytes": len(tokenizer_digest)})
         options.c.tokenizer_digest = options.keep(tokenizer_digest)
-        self._closer = self._open(options)
+        self._open(options)
 
-    def _open(self, options: _lib.Options) -> Any:
-        ffi, lib, forks, rejects = self._ffi, self._lib, self._forks, self._rejects
+    def _open(self, options: _lib.Options) -> None:
+        ffi, lib, forks, rejects = self._ffi, self._lib, _lib.fork_count(), self._rejects
 
         def note(_ctx, reject):
             rejects.append(Reject(reject.seq, reject.count, _lib.text(ffi, reject.reason), _lib.text(ffi, reject.text)))
 
         callback = ffi.callback("void(void *, const struct packd_reject *)", note)
         options.c.on_reject = callback
-        self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
-        return weakref.finalize(self, _shut, lib, self._c, forks, callback)
+        c = self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
+        self._calls = Calls(f"producer of stream {self.stream}", lambda: lib.packd_producer_stop(c), lambda: _shut(lib, c, forks, callback),
+                            self._facts())
+        weakref.finalize(self, self._calls.close)
 
     def _facts(self) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "stream": self.stream}
 
-    def _check_open(self) -> None:
-        if not self._closer.alive:
-            raise errors.Closed(f"producer of stream {self.stream} has been closed", **self._facts())
-        if self._forks != _lib.fork_count():
-            raise errors.Forked(f"producer of stream {self.stream} was opened before this process was forked", **self._facts())
+    def _turn(self, call: str, end: float) -> Any:
+        return self._calls.turn("put", call, end)
 
-    def _call(self, function: Callable[[int, Any], int], timeout_ms: int) -> None:
+    def _call(self, function: Callable[[int, Any], int], end: float) -> None:
         """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
         error = self._ffi.new("struct packd_error *")
 
@@ -129,7 +128,9 @@ class Producer:
             self._tell()
             return code
 
-        code = _lib.in_slices(slice_of, timeout_ms)
+        code = _lib.in_slices(slice_of, end)
+        if code == errors.Interrupted.code:
+            self._calls.check_open()
         if code != 0:
             raise _lib.raised(self._ffi, error, code, **self._facts())
 
@@ -196,9 +197,9 @@ class Producer:
             kept.append(filler)
             filler.spans(sample, spans, merge)
             filler.tensors(sample, tensors or {}, len(array))
-        with self._one:
-            self._check_open()
-            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), _lib.milliseconds(timeout, self._timeout))
+        end = _lib.deadline(timeout, self._timeout)
+        with self._turn("put", end):
+            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end)
             return self.next_seq - 1
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
@@ -249,7 +250,7 @@ class Producer:
     def _put_records(self, records: numpy.ndarray, timeout: float | None) -> int:
         done, taken = 0, self._ffi.new("size_t *")
         base = self._ffi.cast("struct packd_sample *", self._address(records))
-        timeout_ms = _lib.milliseconds(timeout, self._timeout)
+        end = _lib.deadline(timeout, self._timeout)
 
         def some(slice_ms, error):
             nonlocal done
@@ -258,15 +259,15 @@ class Producer:
             done += taken[0]
             return code
 
-        with self._one:
-            self._check_open()
+        with self._turn("put_many", end):
             first = self.next_seq
             while done < len(records):
                 before = done
                 try:
-                    self._call(some, timeout_ms)
+                    self._call(some, end)
                 except errors.Error as error:
                     if isinstance(error, errors.Timeout) and done > before:
+                        end = _lib.deadline(timeout, self._timeout)
                         continue
                     error.taken = done
                     raise
@@ -285,9 +286,7 @@ class Producer:
 
     @staticmethod
     def _version(version: int) -> int:
-        if not 0 <= version < 1 << 64:
-            raise errors.InvalidArgument(f"version {version!r}: expected 0 or more, within 64 bits", reason="BAD_RANGE")
-        return int(version)
+        return _lib.whole("version", version)
 
     @staticmethod
     def _per_sample(name: str, values: Any, count: int, dtype: str) -> numpy.ndarray:
@@ -327,53 +326,61 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything put is durable. Raises Timeout with what the server says, Fenced."""
-        with self._one:
-            self._check_open()
-            self._call(lambda ms, error: self._lib.packd_producer_flush(self._c, ms, error), _lib.milliseconds(timeout, self._timeout))
+        self._flush("flush", _lib.deadline(timeout, self._timeout))
+
+    def _flush(self, call: str, end: float) -> None:
+        with self._turn(call, end):
+            self._call(lambda ms, error: self._lib.packd_producer_flush(self._c, ms, error), end)
 
     def end_stream(self, timeout: float | None = None) -> None:
         """flush, then ends the stream for good."""
-        with self._one:
-            self._check_open()
-            self._call(lambda ms, error: self._lib.packd_producer_end_stream(self._c, ms, error), _lib.milliseconds(timeout, self._timeout))
+        end = _lib.deadline(timeout, self._timeout)
+        with self._turn("end_stream", end):
+            self._call(lambda ms, error: self._lib.packd_producer_end_stream(self._c, ms, error), end)
 
     def end_feed(self, timeout: float | None = None) -> bool:
         """flush, then ends the whole feed, whoever else pushes to it. True: it had ended before."""
-        self.flush(timeout)
-        with self._one:
-            ffi, timeout_ms = self._ffi, _lib.milliseconds(timeout, self._timeout)
+        end, ffi = _lib.deadline(timeout, self._timeout), self._ffi
+        self._flush("end_feed", end)
+        with self._turn("end_feed", end):
             error, already = ffi.new("struct packd_error *"), ffi.new("bool *")
-            code = _lib.in_thread(lambda: self._lib.packd_producer_end_feed(self._c, timeout_ms, already, error))
+            code = self._calls.in_thread(lambda: self._lib.packd_producer_end_feed(self._c, _lib.left_ms(end), already, error))
+            if code == errors.Interrupted.code:
+                self._calls.check_open()
             if code != 0:
                 raise _lib.raised(ffi, error, code, **self._facts())
             return bool(already[0])
 
     def stats(self) -> dict[str, Any]:
         """struct packd_producer_stats: next_seq, first_seq, durable_seq, rejected, duplicates, buffered_bytes, waiting, log_id, ..."""
-        self._check_open()
         stats = self._ffi.new("struct packd_producer_stats *")
-        self._lib.packd_producer_stats(self._c, stats)
+        with self._calls.looking():
+            self._lib.packd_producer_stats(self._c, stats)
         return _lib.plain(self._ffi, stats[0])
 
     @property
     def next_seq(self) -> int:
         """Seq of the next sample put; at first, where the server stood."""
-        self._check_open()
-        return self._lib.packd_producer_next_seq(self._c)
+        with self._calls.looking():
+            return self._lib.packd_producer_next_seq(self._c)
 
     def interrupt(self) -> None:
         """Ends the blocking call of another thread with Interrupted."""
-        self._check_open()
-        self._lib.packd_producer_interrupt(self._c)
+        with self._calls.looking():
+            self._lib.packd_producer_interrupt(self._c)
 
     def close(self, timeout: float | None = None) -> None:
-        """flush with this timeout (0: give up what is not durable), then frees in any case. A repeat is fine."""
-        with self._one:
-            try:
-                if self._closer.alive and timeout != 0:
-                    self.flush(timeout)
-            finally:
-                self._closer()
+        """flush with this timeout (0: give up what is not durable), then frees in any case. A repeat is fine.
+
+        Ends the calls of other threads. Inside a callback: what is not durable is given up, and the call around it frees when it returns.
+        """
+        inside = self._calls.mine
+        try:
+            if timeout != 0 and not self._calls.closed and not inside:
+                self.flush(timeout)
+        finally:
+            self._calls.close()
+            if not inside:
                 self._tell_rejects()
 
     def __enter__(self) -> Producer:

@@ -10,6 +10,8 @@ num_workers=1 costs one copy into shared memory. More are refused: every worker 
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +97,25 @@ class TensorBatch(Named):
         return TensorBatch, (self._table, self.payload, self.header, self.dtypes, self.state)
 
 
+def _refuse_to_collate(batches: Any, *, collate_fn_map: Any = None) -> Any:
+    raise errors.InvalidArgument("packd's batches are ready: DataLoader(data, batch_size=None), or its own collating would pack them once more",
+                                 reason="BATCH_SIZE")
+
+
+_COLLATE = getattr(torch.utils.data._utils.collate, "default_collate_fn_map", None)  # torch's registry for types of one's own, since 1.13
+if _COLLATE is not None:
+    _COLLATE[TensorBatch] = _refuse_to_collate
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """TypeError, as for any function, for a keyword that packd.Job does not have; its own iteration would come too late to say so."""
+    known = [name for name in inspect.signature(Job).parameters if name not in ("resume_step", "log_id", "memory")]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            raise TypeError(f"PackedDataset() got an unexpected keyword argument {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+
+
 class PinnedMemory:
     """Payload memory that is page-locked once and used again and again (packd.Job's `memory`)."""
 
@@ -176,8 +197,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         pin_memory: receive into page-locked memory, without a copy (num_workers=0 only; DataLoader's own pin_memory copies).
         options: everything else that packd.Job takes (world_token, timeout, start, labels, prefetch, on_commit_needed, ...).
 
-    Raises InvalidArgument: unknown adapter, dp_rank without dp_size; iterating raises what packd.Job raises, and InvalidArgument
-    (NUM_WORKERS) in more than one worker.
+    Raises InvalidArgument: unknown adapter, dp_rank without dp_size; TypeError: a keyword that packd.Job does not take; iterating raises what
+    packd.Job raises, and InvalidArgument (NUM_WORKERS) in more than one worker.
     """
 
     def __init__(self, server: str | None = None, *, job: str, feed: str = "default", rows: int = 1, accum: int = 1, mesh: Any = None,
@@ -190,6 +211,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
                                              reason="BAD_RANGE")
         if adapter is not None and not isinstance(adapter, str) and not callable(adapter):
             raise TypeError(f"adapter is {type(adapter).__name__}: expected a name of packd.adapters or a function of a Batch")
+        _check_options(options)
         rank, size = _world(mesh, dp_rank, dp_size)
         self._world = {"dp_size": size, "rows": rows, "accum": accum}
         self._options = {"server": server, "job": job, "feed": feed, "dp_rank": rank, **self._world, **options}

@@ -59,14 +59,15 @@ def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e
     by anything that depends on this batch alone (dividing by the step's total, batch.loss_denominator, is fine: samples alone keep
     it); or losses by position, aligned with the batch's labels, [T], [1, T] or [R, W], which are then multiplied by loss_weight
     here, and compared sample by sample as well.
+    A loss that sees its own targets passes: packd.verify.shift finds those.
     tolerance: relative, of the sum. check: False returns the report in any case.
     """
     batch = plain(batch)
-    packed, by_token = _total(forward(batch), batch)
+    packed, by_token = total(forward(batch), batch)
     samples, wrong = [], []
     for place in places(batch):
         only = alone(batch, place)
-        single, _ = _total(forward(only), only)
+        single, _ = total(forward(only), only)
         own = float(by_token[real_positions(place)].sum()) if by_token is not None else None
         samples.append((place, own, single))
         if own is not None and not _close(own, single, tolerance, 1):
@@ -78,8 +79,8 @@ def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e
     return report
 
 
-def _total(value: Any, batch: Batch) -> tuple[float, numpy.ndarray | None]:
-    """(sum, weighted losses by position or None)."""
+def total(value: Any, batch: Batch) -> tuple[float, numpy.ndarray | None]:
+    """(sum, weighted losses by position or None) of what forward returned."""
     size = value.numel() if hasattr(value, "numel") else numpy.size(value)
     if size == 1 and batch["tokens"].size > 1:
         return float(value), None
