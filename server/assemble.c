@@ -463,7 +463,7 @@ static void megatron_longest(struct pd_assembler *a, uint32_t rows, uint32_t wid
     }
 }
 
-/* Entry `index` of a byte column with running ends. */
+/* Entry `index` of a byte column with running ends; NULL where it is empty. */
 static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint32_t index,
                                size_t *size)
 {
@@ -473,7 +473,7 @@ static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint3
     }
     uint32_t from = index > 0 ? ends[index - 1] : 0;
     *size = ends[index] - from;
-    return bytes + from;
+    return *size ? bytes + from : NULL;
 }
 
 /* Those that the header does not have yet. */

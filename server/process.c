@@ -8,6 +8,8 @@
 #include "base/units.h"
 #include "server/metrics_process.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -57,6 +59,19 @@ static void raise_descriptors(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         pd_log(PD_LOG_WARN, "descriptors",
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
+}
+
+int pd_process_hold_descriptors(struct pd_error *error)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0)
+            continue;
+        if (open("/dev/null", O_RDWR) != fd) /* the lowest that is free */
+            return pd_error_set(error, PD_EIO, "DESCRIPTORS",
+                                "descriptor %d is closed and /dev/null cannot take its place: %s",
+                                fd, strerror(errno));
+    }
+    return 0;
 }
 
 /* Resident bytes that no allocation explains: what the allocator holds free and has not given back,
@@ -129,6 +144,14 @@ void pd_process_unblock_signals(void)
 {
     sigset_t set;
     own_signals(&set);
+    PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
+void pd_process_unblock_ends(void)
+{
+    sigset_t set;
+    own_signals(&set);
+    sigdelset(&set, SIGHUP);
     PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
 }
 

@@ -23,7 +23,7 @@ FULL = os.environ.get("PACKD_FULL") == "1"
 SEED = int(os.environ.get("PACKD_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 LIBRARY = os.path.join(harness.TOP, "tests", "hostile", "libpackd_hostile.so")
 DRIVER = os.path.join(harness.TOP, "tests", "fault", "driver")
-STOPPED_S = 60 if FULL else 3
+STOPPED_S, PATIENCE_S = (65, 60) if FULL else (7, 5)  # the daemon, for longer than its limits.stall
 STALL_S = 3
 FEED = {"name": "default", "seq_len": 256, "window": 32, "over_length": "split"}
 MIB = 1 << 20
@@ -276,7 +276,7 @@ class MachineTest(unittest.TestCase):
     def test_a_daemon_that_is_stopped(self):
         """Its clients wait, and go on where they were."""
         samples = samples_of(SEED, 1500)
-        with harness.Daemon([FEED], directory=self.directory, arguments=["--listen", self.socket]) as packd:
+        with harness.Daemon([FEED], directory=self.directory, arguments=["--listen", self.socket], extra={"limits": {"stall": f"{PATIENCE_S}s"}}) as packd:
             rows = os.path.join(self.directory, "rows.jsonl")
             with open(rows, "w") as file:
                 file.writelines(json.dumps({"tokens": tokens}) + "\n" for tokens in samples)

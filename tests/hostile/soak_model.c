@@ -181,6 +181,7 @@ int main(void)
     while ((rc = model_next(model, &pack, &lane)) == 0)
         print_pack(&pack);
     model_free(model);
+    free(log.records);
     pd_pack_fini(&pack);
     return rc == PD_EEND ? 0 : 1;
 }
