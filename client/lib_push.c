@@ -200,6 +200,10 @@ static int check_next_seq(struct packd_producer *p, const Packd__V1__Welcome *we
                           struct packd_error *error)
 {
     const char *server = pd_channel_server(p->channel);
+    if (welcome->next_seq > INT64_MAX) /* seqs would wrap around */
+        return pd_client_error(error, PACKD_EINTERNAL, "MALFORMED",
+                               "packd at %s wants seq %" PRIu64 ": no stream comes that far",
+                               server, welcome->next_seq);
     if (welcome->next_seq < p->stats.durable_seq)
         return pd_client_error(
             error, PACKD_ECORRUPT, "SAMPLES_LOST",

@@ -294,7 +294,7 @@ const struct ctl_command ctl_delete_feed_command = {
     .arguments = "--feed F [--force]",
     .summary = "remove all data, jobs and streams of a feed; it starts anew",
     .help = "  packctl delete-feed --feed old\n\n"
-            "  --feed F   feed; required, whatever it is called\n"
+            "  --feed F   feed; required, whatever it is called; configured or only in the log\n"
             "  --force    also with producers or ranks connected: their calls end\n",
     .run = run_delete_feed,
 };

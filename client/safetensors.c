@@ -34,8 +34,7 @@ static bool shape_size(const struct pd_tensor *tensor, uint64_t *bytes)
     return true;
 }
 
-/* ---- write
- * ---------------------------------------------------------------------------------------- */
+/* ---- write ---- */
 
 static int no_memory(struct pd_error *error)
 {
@@ -271,8 +270,7 @@ int pd_safetensors_save(const char *path, const struct pd_safetensors_content *c
     return rc;
 }
 
-/* ---- read
- * ----------------------------------------------------------------------------------------- */
+/* ---- read ---- */
 
 struct pd_safetensors {
     struct pd_safetensors_content content;

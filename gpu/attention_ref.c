@@ -7,13 +7,14 @@
  * another" means. Any thread, no allocation. */
 #include "gpu/attention.h"
 
+#include "base/arith.h"
+
 #include <math.h>
 #include <string.h>
 
 uint16_t pd_bf16_of(float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
+    uint32_t bits = pd_float_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)(bits >> 16 | 0x40u);
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);

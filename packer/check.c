@@ -19,6 +19,7 @@
  * Every array is digested on the way, once (check_digest.c), so a digest is of bytes that were
  * checked. It does not look at the log itself: that a segment holds its sample's tokens is asked
  * through pd_check_tokens, and its tensors are for the server to compare. */
+#include "base/arith.h"
 #include "packer/check_runs.h"
 #include "packer/check_scan.h"
 
@@ -67,8 +68,7 @@ static int report_value(struct pd_scan *scan, enum pd_check check, const char *w
                           (long long)found, (long long)expected);
 }
 
-/* ---- the table
- * ------------------------------------------------------------------------------------ */
+/* ---- the table ---- */
 
 struct expected_array {
     const char *name;
@@ -243,8 +243,7 @@ static int check_header(struct pd_scan *scan)
     return open_table(scan);
 }
 
-/* ---- boundaries
- * ----------------------------------------------------------------------------------- */
+/* ---- boundaries ---- */
 
 static int32_t total_positions(const struct pd_scan *scan)
 {
@@ -372,8 +371,7 @@ static int check_sample_index(struct pd_scan *scan)
     return 0;
 }
 
-/* ---- the plan
- * ------------------------------------------------------------------------------------- */
+/* ---- the plan ---- */
 
 static uint32_t planned_count(const struct pd_scan *scan, uint32_t row)
 {
@@ -420,15 +418,7 @@ static int check_plan(struct pd_scan *scan)
     return 0;
 }
 
-/* ---- contents
- * ------------------------------------------------------------------------------------- */
-
-static uint32_t float_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
+/* ---- contents ---- */
 
 /* Names the first place of [at, at + count) of `array` that is not `value`, or counts up from it.
  */
@@ -452,7 +442,7 @@ static int check_no_weight(struct pd_scan *scan, enum pd_check check, uint64_t a
     if (pd_run_is_zero(scan->loss_weight + at, count))
         return 0;
     for (uint32_t i = 0;; i++) {
-        uint32_t bits = float_bits(scan->loss_weight[at + i]);
+        uint32_t bits = pd_float_bits(scan->loss_weight[at + i]);
         if (bits != 0)
             return pd_scan_report(scan, check, at + i, 0, bits,
                                   "loss_weight is %g where there is no label",
@@ -508,10 +498,10 @@ static int check_weights(struct pd_scan *scan, uint64_t at, uint32_t length, flo
         return 0;
     for (uint32_t i = 0; i < length; i++) {
         float expected = labels[i] != PD_LABEL_NONE ? weight : 0;
-        if (float_bits(weights[i]) != float_bits(expected) || !isfinite(weights[i]) ||
+        if (pd_float_bits(weights[i]) != pd_float_bits(expected) || !isfinite(weights[i]) ||
             weights[i] < 0)
-            return pd_scan_report(scan, PD_CHECK_LOSS_WEIGHT, at + i, float_bits(expected),
-                                  float_bits(weights[i]),
+            return pd_scan_report(scan, PD_CHECK_LOSS_WEIGHT, at + i, pd_float_bits(expected),
+                                  pd_float_bits(weights[i]),
                                   "loss_weight is %g, expected %g (%s label)", (double)weights[i],
                                   (double)expected, labels[i] != PD_LABEL_NONE ? "a" : "no");
     }
@@ -617,8 +607,7 @@ static int check_contents(struct pd_scan *scan)
     return 0;
 }
 
-/* ---- the Megatron pair
- * ---------------------------------------------------------------------------- */
+/* ---- the Megatron pair ---- */
 
 /* Entry n of the pair ends at these offsets. */
 static int check_pair_entry(struct pd_scan *scan, uint32_t n, int64_t real, int64_t padded)
@@ -663,8 +652,7 @@ static int check_pair(struct pd_scan *scan)
     return rc;
 }
 
-/* ---- totals
- * --------------------------------------------------------------------------- */
+/* ---- totals ---- */
 
 /* Whether the width is one the rules allow for rows whose widest uses `widest` positions. */
 static bool width_allowed(const struct pd_layout_rules *rules, uint32_t width, uint32_t widest)

@@ -90,9 +90,9 @@ struct pd_check_input {
 };
 
 /* The first violation into *finding and PD_ECORRUPT; 0 where every rule holds; what a call of
- * `heads` or `tokens` returned, with an empty text. Nothing in `batch` or `payload` is trusted but this:
- * `batch->payload_bytes` bytes at `payload` are readable. An array's digest of 0 is one not taken
- * yet: it is not compared. */
+ * `heads` or `tokens` returned, with an empty text. Nothing in `batch` or `payload` is trusted but
+ * this: `batch->payload_bytes` bytes at `payload` are readable. An array's digest of 0 is one not
+ * taken yet: it is not compared. */
 int pd_check_batch(const struct pd_check_input *input,
                    struct pd_check_finding *finding) PD_MUST_CHECK;
 

@@ -5,17 +5,9 @@
  * They know no rule of the contract. */
 #include "packer/check_runs.h"
 
+#include "base/arith.h"
 #include "base/cpu.h"
 #include "packer/batch.h"
-
-#include <string.h>
-
-static inline uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 PD_CPU_LEVELS bool pd_run_equals(const int32_t *at, size_t count, int32_t value)
 {
@@ -37,18 +29,18 @@ PD_CPU_LEVELS bool pd_run_is_zero(const float *at, size_t count)
 {
     uint32_t differ = 0;
     for (size_t i = 0; i < count; i++)
-        differ |= bits_of(at[i]);
+        differ |= pd_float_bits(at[i]);
     return differ == 0;
 }
 
 PD_CPU_LEVELS bool pd_run_is_weighted(const float *at, const int32_t *labels, size_t count,
                                       float weight, uint32_t *targets)
 {
-    const uint32_t bits = bits_of(weight);
+    const uint32_t bits = pd_float_bits(weight);
     uint32_t differ = 0, found = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t has = labels[i] != PD_LABEL_NONE;
-        differ |= bits_of(at[i]) ^ (bits & -has);
+        differ |= pd_float_bits(at[i]) ^ (bits & -has);
         found += has;
     }
     *targets = found;

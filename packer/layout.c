@@ -62,8 +62,7 @@ static const struct {
     [CU_PADDED] = {"cu_seqlens_padded", PD_DTYPE_I32, SHAPE_N1},
 };
 
-/* ---- rules
- * ---------------------------------------------------------------------------------------- */
+/* ---- rules ---- */
 
 static int rules_refuse(struct pd_error *error, const char *reason, const char *what,
                         uint32_t value, const char *expected, uint32_t bound)
@@ -153,8 +152,7 @@ uint32_t pd_layout_width(const struct pd_layout_rules *rules, uint32_t widest_sl
     return (uint32_t)round_up(widest_slots > 0 ? widest_slots : 1, rules->total_align);
 }
 
-/* ---- measure
- * -------------------------------------------------------------------------------------- */
+/* ---- measure ---- */
 
 static int add_array(const struct pd_layout_rules *rules, struct pd_batch *batch, size_t i,
                      struct pd_error *error)
@@ -351,8 +349,7 @@ int pd_layout_measure(const struct pd_layout_input *input, struct pd_batch *batc
     return rc != 0 ? rc : make_table(input, batch, error);
 }
 
-/* ---- fill
- * ----------------------------------------------------------------------------------------- */
+/* ---- fill ---- */
 
 /* Where the fill writes: typed views of the payload, and how far it has come in the segment arrays.
  */
@@ -478,7 +475,7 @@ static int fill_loss(struct out *out, const struct pd_segment *segment, size_t a
         return rc;
     out->labels[at + (shift ? length - 1 : 0)] = PD_LABEL_NONE;
     pd_fill_weights(out->loss_weight + at, out->labels + at, length,
-                 pd_segment_loss_weight(segment, out->rules->loss));
+                    pd_segment_loss_weight(segment, out->rules->loss));
     clear_loss(out, at + length, segment->slot_tokens - length);
     return 0;
 }
@@ -589,8 +586,7 @@ int pd_layout_fill(const struct pd_layout_input *input, const struct pd_batch *b
     return input->media ? pd_layout_media_fill(input, batch, payload) : 0;
 }
 
-/* ---- derive
- * --------------------------------------------------------------------------------------- */
+/* ---- derive ---- */
 
 static void derive_segment(int32_t *positions, int32_t *segment_ids, uint32_t slot, uint32_t length,
                            int32_t id)

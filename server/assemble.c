@@ -373,6 +373,7 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
     struct pd_layout_rules rules = rules_of(order->feed);
     struct group group = {0};
     *facts = (struct pd_step_facts){0};
+    a->rows_held = false;
     bool tensors = has_tensors(a, order);
     int rc = load_order(a, order, error);
     if (rc == 0 && rows_reserve(a, order->spec->rows) != 0)
@@ -462,7 +463,7 @@ static void megatron_longest(struct pd_assembler *a, uint32_t rows, uint32_t wid
     }
 }
 
-/* Entry `index` of a byte column with running ends. */
+/* Entry `index` of a byte column with running ends; NULL where it is empty. */
 static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint32_t index,
                                size_t *size)
 {
@@ -472,7 +473,7 @@ static const uint8_t *bytes_of(const uint8_t *bytes, const uint32_t *ends, uint3
     }
     uint32_t from = index > 0 ? ends[index - 1] : 0;
     *size = ends[index] - from;
-    return bytes + from;
+    return *size ? bytes + from : NULL;
 }
 
 /* Those that the header does not have yet. */

@@ -310,14 +310,15 @@ static uint64_t spans_elements(const struct pd_block_head *head, uint32_t k, uin
     return elements;
 }
 
-/* The entries of a tensor of unit RUN in span_counts. */
+/* The entries of a tensor of unit RUN in span_counts; NULL where no sample has a span. */
 static const uint32_t *span_counts(const struct pd_block_head *head, uint32_t tensor)
 {
-    const uint32_t *counts = head->span_counts;
+    uint32_t spans = last_end(head->span_ends, head->count);
+    size_t at = 0;
     for (uint32_t k = 0; k < tensor; k++)
         if (head->tensors[k].unit == PD_UNIT_RUN)
-            counts += last_end(head->span_ends, head->count);
-    return counts;
+            at += spans;
+    return spans ? head->span_counts + at : NULL;
 }
 
 /* A span of another view has no elements in a tensor of unit RUN. */
@@ -642,6 +643,15 @@ void pd_block_head_fini(struct pd_block_head *head)
     *head = (struct pd_block_head){0};
 }
 
+/* A sample's key or group; NULL where it has none. */
+static const uint8_t *text_of(const uint8_t *texts, const uint32_t *ends, uint32_t index,
+                              uint32_t *size)
+{
+    uint32_t start = ends ? start_of(ends, index) : 0;
+    *size = ends ? ends[index] - start : 0;
+    return *size ? texts + start : NULL;
+}
+
 void pd_block_head_sample(const struct pd_block_head *head, uint32_t index, struct pd_head *out)
 {
     PD_CHECK(index < head->count);
@@ -667,14 +677,8 @@ void pd_block_head_sample(const struct pd_block_head *head, uint32_t index, stru
     }
     if (head->versions)
         out->version = head->versions[index];
-    if (head->key_ends) {
-        out->key = head->keys + start_of(head->key_ends, index);
-        out->key_bytes = head->key_ends[index] - start_of(head->key_ends, index);
-    }
-    if (head->group_ends) {
-        out->group = head->groups + start_of(head->group_ends, index);
-        out->group_bytes = head->group_ends[index] - start_of(head->group_ends, index);
-    }
+    out->key = text_of(head->keys, head->key_ends, index, &out->key_bytes);
+    out->group = text_of(head->groups, head->group_ends, index, &out->group_bytes);
     if (head->tensor_count > 0)
         out->payload_bytes = bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX;
 }

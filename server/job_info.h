@@ -1,4 +1,5 @@
-/* What the sequencer tells serve: jobs, and how far a feed's plan has come. Plain values, copied. */
+/* What the sequencer tells serve: jobs, and how far a feed's plan has come. Plain values, copied.
+ */
 #ifndef PD_SERVER_JOB_INFO_H
 #define PD_SERVER_JOB_INFO_H
 

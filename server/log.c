@@ -336,8 +336,13 @@ static int open_environment(struct pd_log *log, struct pd_error *error)
     if (!rc)
         rc = mdb_env_set_maxreaders(log->env, READERS_MAX);
     unsigned flags = MDB_NOTLS | (log->durability == PD_DURABILITY_PROCESS ? MDB_NOSYNC : 0);
+    char lock[4096];
+    snprintf(lock, sizeof lock, "%s/lock.mdb", log->path);
+    bool fresh = access(lock, F_OK) != 0;
     if (!rc)
         rc = mdb_env_open(log->env, log->path, flags, 0600);
+    if (rc && fresh) /* a log that did not begin must not look like one whose data is gone */
+        (void)unlink(lock);
     return rc ? open_error(log, rc, "open", error) : 0;
 }
 

@@ -6,8 +6,8 @@
  *
  * Invariant: bytes leave only after the digest taken at the door has been found again: over the
  * bytes just copied where the segment carries the whole column of its sample, else over the sample
- * as it lies in the log. The one exception is a caller who asked to find the digest of whole columns
- * himself. It knows nothing of rows and padding. */
+ * as it lies in the log. The one exception is a caller who asked to find the digest of whole
+ * columns himself. It knows nothing of rows and padding. */
 #include "server/log_internal.h"
 
 #include "base/digest.h"

@@ -52,6 +52,7 @@ struct pd_log {
     uint64_t incarnation;
     _Atomic uint64_t used_bytes;
     _Atomic uint64_t scan_position, scan_end;        /* pd_log_scanned; end 0: none yet */
+    atomic_bool scan_stopped;                        /* pd_log_stop_scans */
     _Atomic uint32_t feed_numbers[PD_LOG_FEEDS_MAX]; /* number + 1; 0 = the index itself */
     /* the writer's transaction */
     MDB_txn *txn;

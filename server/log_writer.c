@@ -198,7 +198,10 @@ int pd_log_scan_records(struct pd_log *log, uint64_t from,
     rc = step(log, cursor, &key, &value, MDB_SET_RANGE, error);
     while (rc == 0) {
         struct pd_record record;
-        rc = read_record(&key, &value, &record, error);
+        rc = atomic_load_explicit(&log->scan_stopped, memory_order_relaxed)
+                 ? pd_error_set(error, PD_ECANCELED, "SCAN_STOPPED",
+                                "reading the log was ended before its last record")
+                 : read_record(&key, &value, &record, error);
         if (!rc) {
             rc = each(ctx, &record);
             atomic_store_explicit(&log->scan_position, record.position + 1, memory_order_relaxed);
@@ -215,6 +218,11 @@ bool pd_log_scanned(const struct pd_log *log, uint64_t *position, uint64_t *end)
     *position = atomic_load(&log->scan_position);
     *end = atomic_load(&log->scan_end);
     return *end > 0;
+}
+
+void pd_log_stop_scans(struct pd_log *log, bool stop)
+{
+    atomic_store(&log->scan_stopped, stop);
 }
 
 /* ---- blocks ---- */

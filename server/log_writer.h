@@ -42,7 +42,7 @@ int pd_log_append_block(struct pd_log *log, struct pd_block *block,
 int pd_log_append_record(struct pd_log *log, enum pd_record_type type, uint32_t feed,
                          const struct pd_buf *body, struct pd_error *error) PD_MUST_CHECK;
 /* Calls `each` for the records at `from` and behind it, in order, until it returns other than 0,
- * which is passed on. It must not write. */
+ * which is passed on. It must not write. PD_ECANCELED SCAN_STOPPED: pd_log_stop_scans. */
 int pd_log_scan_records(struct pd_log *log, uint64_t from,
                         int (*each)(void *ctx, const struct pd_record *record), void *ctx,
                         struct pd_error *error) PD_MUST_CHECK;

@@ -17,9 +17,10 @@
  *
  * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), the
  * stopper runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
- * /metrics; when it has returned, the loop ends and the steps are undone. A second signal ends the
- * process at once: the log is whole at every moment. The main thread owns all of struct daemon but
- * `drain_asked`, `rpc_stopped` and the bell.
+ * /metrics; when it has returned, the loop ends and the steps are undone. While the log is still
+ * being read, the reading stops at the next record and the steps so far are undone. A second signal
+ * ends the process at once: the log is whole at every moment. The main thread owns all of struct
+ * daemon but `drain_asked`, `rpc_stopped` and the bell.
  *
  * It does not know what any part does. */
 #include "base/check.h"
@@ -89,7 +90,7 @@ struct daemon {
     pthread_t stopper;
     sem_t stopper_go;
     bool deaf;
-    bool ending;            /* written before stopper_go is posted */
+    bool ending;            /* an end was asked for; written before stopper_go is posted */
     atomic_int drain_asked; /* from Admin.Drain: 1 drain, 2 take work again, 0 nothing new */
     atomic_bool rpc_stopped;
 };
@@ -101,6 +102,8 @@ struct daemon {
 static const char *readiness(struct daemon *d)
 {
     static const char *const words[] = {"starting", "replaying", "ready", "draining", "stopping"};
+    if (d->ending)
+        return words[STOPPING];
     if (d->state != SERVING)
         return words[d->state];
     if (atomic_load(&d->drain_asked) == 1)
@@ -174,6 +177,15 @@ static void begin_end(struct daemon *d, const char *why)
     pd_rpc_drain(d->rpc);
     d->ending = true;
     sem_post(&d->stopper_go);
+}
+
+/* Before there are calls: start_sequencer sees it. */
+static void end_replay(struct daemon *d, const char *why)
+{
+    pd_log(PD_LOG_INFO, "stopping", "why=%s text=\"the log is read no further\"", why);
+    pd_sdnotify("STOPPING=1\nSTATUS=the log is read no further");
+    d->ending = true;
+    pd_log_stop_scans(d->log, true);
 }
 
 /* A server that nobody can reach must not look alive. */
@@ -300,11 +312,15 @@ static void on_signal(uv_signal_t *handle, int number)
         begin_reload(d);
         return;
     }
-    if (d->state == STOPPING) {
+    const char *why = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGQUIT";
+    if (d->ending) {
         pd_log(PD_LOG_WARN, "stopped", "text=\"second signal: ended at once; the log is whole\"");
         _exit(1);
     }
-    begin_end(d, number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGQUIT");
+    if (d->state == REPLAYING)
+        end_replay(d, why);
+    else
+        begin_end(d, why);
 }
 
 /* Rung by Admin.Drain and by the stopper. */
@@ -521,6 +537,11 @@ static int start_sequencer(void *ctx, struct pd_error *error)
     int rc = pd_startup_run(&startup, &d->loop, error);
     d->state = STARTING;
     d->sequencer = d->skip_step.sequencer = startup.sequencer;
+    pd_log_stop_scans(d->log, false);
+    if (rc == 0 && d->ending) { /* asked for behind the last record */
+        pd_sequencer_stop(d->sequencer);
+        rc = PD_ECANCELED;
+    }
     return rc;
 }
 
@@ -726,7 +747,12 @@ static int serve(struct daemon *d)
     pd_process_setup("packd " PD_VERSION);
     pd_metrics_build(PD_VERSION, PD_REVISION, pd_validator_cuda());
     say_limits(&d->config);
-    if (pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error) != 0) {
+    int rc = pd_steps_start(steps, PD_COUNT_OF(steps), d, fail_before(), &error);
+    if (rc == PD_ECANCELED) {
+        pd_log(PD_LOG_INFO, "stopped", "text=\"as asked, while starting\"");
+        return 0;
+    }
+    if (rc != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 1;
     }
@@ -742,6 +768,8 @@ int main(int argc, char **argv)
     struct daemon d = {.state = STARTING};
     struct pd_error error = {0};
     pd_process_block_signals(); /* one that comes before the loop runs ends the daemon in order */
+    if (pd_process_hold_descriptors(&error) != 0)
+        return 1; /* there may be nobody to tell */
     if (pd_options_parse(&d.options, argc, argv, &error) != 0) {
         fprintf(stderr, "packd: %s\n", error.text);
         return 2;

@@ -6,7 +6,10 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "server/metrics_process.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -58,10 +61,43 @@ static void raise_descriptors(void)
                "text=\"RLIMIT_NOFILE cannot be raised to its hard limit\"");
 }
 
-void pd_process_give_back(void)
+int pd_process_hold_descriptors(struct pd_error *error)
 {
-    if (mallinfo2().fordblks > FREE_BYTES_MAX)
-        malloc_trim(0);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0)
+            continue;
+        if (open("/dev/null", O_RDWR) != fd) /* the lowest that is free */
+            return pd_error_set(error, PD_EIO, "DESCRIPTORS",
+                                "descriptor %d is closed and /dev/null cannot take its place: %s",
+                                fd, strerror(errno));
+    }
+    return 0;
+}
+
+/* Resident bytes that no allocation explains: what the allocator holds free and has not given back,
+ * and memory that is not its own. Where the kernel does not tell, all that is free. */
+static uint64_t unexplained_bytes(void)
+{
+    struct mallinfo2 heap = mallinfo2();
+    uint64_t resident = pd_process_anonymous_bytes(), used = heap.uordblks + heap.hblkhd;
+    if (resident == 0)
+        return heap.fordblks;
+    return resident > used ? resident - used : 0;
+}
+
+/* What is free counts alike for glibc before and after its pages were given back, so it cannot say
+ * whether there is anything to give: growth since the last time does. */
+bool pd_process_give_back(void)
+{
+    static uint64_t left; /* unexplained at the last time, or less since */
+    uint64_t now = unexplained_bytes();
+    if (now < left)
+        left = now;
+    if (mallinfo2().fordblks <= FREE_BYTES_MAX || now - left <= FREE_BYTES_MAX)
+        return false;
+    malloc_trim(0);
+    left = unexplained_bytes();
+    return true;
 }
 
 int pd_process_check_room(uint64_t bytes, struct pd_error *error)
@@ -72,8 +108,10 @@ int pd_process_check_room(uint64_t bytes, struct pd_error *error)
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return 0;
     void *room = mmap(NULL, want, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room != MAP_FAILED)
-        return munmap(room, want);
+    if (room != MAP_FAILED) {
+        PD_CHECK(munmap(room, want) == 0);
+        return 0;
+    }
     return pd_error_set(error, PD_ENOMEM, "NO_ADDRESS_SPACE",
                         "ulimit -v allows %s in all, and beside the map of the log %s more may be "
                         "needed: raise it, or lower memory.batches and memory.ingest",
@@ -106,6 +144,14 @@ void pd_process_unblock_signals(void)
 {
     sigset_t set;
     own_signals(&set);
+    PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
+void pd_process_unblock_ends(void)
+{
+    sigset_t set;
+    own_signals(&set);
+    sigdelset(&set, SIGHUP);
     PD_CHECK(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
 }
 

@@ -49,8 +49,9 @@ struct pd_request_delete_stream {
     bool force;
 };
 
-/* Forgets everything of the feed; the configured one starts anew. PD_ENOTFOUND; PD_EMISMATCH
- * IN_USE; PD_ELIMIT TOO_MANY_FEEDS (others are still being deleted). */
+/* Forgets everything of the feed; the configured one starts anew, one that the log alone knows is
+ * gone. PD_ENOTFOUND; PD_EMISMATCH IN_USE; PD_ELIMIT TOO_MANY_FEEDS (others are still being
+ * deleted). */
 struct pd_request_delete_feed {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];

@@ -467,9 +467,9 @@ static void tell_unconfigured(const struct pd_sequencer *seq)
         if (!feed->config && feed->gone == PD_SEQ_HERE && feed->has_data)
             pd_log(PD_LOG_WARN, "feed_not_configured",
                    "feed=%s packs=%" PRIu64
-                   " text=\"the log keeps its data and nobody can read it: "
-                   "name it in `feeds` again, and if it is not wanted, DeleteFeed then\"",
-                   feed->name, feed->packs);
+                   " text=\"the log keeps its data and nobody can read it: name it in `feeds` "
+                   "again, or remove it with `packctl delete-feed --feed %s`\"",
+                   feed->name, feed->packs, feed->name);
     }
 }
 

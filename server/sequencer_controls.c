@@ -10,6 +10,9 @@
 #include "server/sequencer_planning.h"
 #include "server/sequencer_streams.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 /* Where the planner has stopped, planner_control will say so. */
 static uint64_t change_pack(const struct pd_seq_feed *feed)
 {
@@ -208,6 +211,27 @@ static bool names_one(const struct pd_sequencer *seq, const struct pd_skip_rule 
            rule->first_seq < seq->state.streams[rule->stream]->next_seq;
 }
 
+/* The log line says all that was selected by: it is what remains when somebody asks where samples
+ * went. Keys and groups are known by their digest. */
+static void tell_skip(const struct pd_seq_feed *feed, const struct pd_request_skip_samples *request,
+                      uint64_t from_pack)
+{
+    const struct pd_skip_rule *rule = &request->rule;
+    char last[24] = "any", group[24] = "any", key[24] = "any";
+    if (rule->last_seq != UINT64_MAX)
+        snprintf(last, sizeof last, "%" PRIu64, rule->last_seq);
+    if (rule->by_group)
+        snprintf(group, sizeof group, "%016" PRIx64, rule->group);
+    if (rule->by_key)
+        snprintf(key, sizeof key, "%016" PRIx64, rule->key);
+    pd_log(PD_LOG_WARN, "samples_skipped",
+           "feed=%s stream=%s source=%s first_seq=%" PRIu64 " last_seq=%s group_xxh3=%s "
+           "key_xxh3=%s version_below=%" PRIu64 " from_pack=%" PRIu64 " why=\"%s\"",
+           feed->name, request->stream[0] ? request->stream : "any",
+           request->source[0] ? request->source : "any", rule->first_seq, last, group, key,
+           rule->version_below, from_pack, request->why);
+}
+
 int pd_seq_skip_samples(struct pd_sequencer *seq, struct pd_request_skip_samples *request)
 {
     struct pd_error *error = &request->base.error;
@@ -231,9 +255,7 @@ int pd_seq_skip_samples(struct pd_sequencer *seq, struct pd_request_skip_samples
     rc = pd_seq_planner_control(seq, feed, &control, error);
     if (rc)
         return rc;
-    pd_log(PD_LOG_WARN, "samples_skipped", "feed=%s stream=%s source=%s from_pack=%llu why=\"%s\"",
-           feed->name, request->stream, request->source, (unsigned long long)control.from_pack,
-           request->why);
+    tell_skip(feed, request, control.from_pack);
     feed->plan_wanted = true;
     request->base.effective_pack = control.from_pack;
     request->base.record = pd_log_next_position(seq->log);

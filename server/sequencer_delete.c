@@ -1,8 +1,9 @@
 /* What is forgotten: a stream, a whole feed.
  *
  *   DeleteStream   its end, and a rule that leaves out what is in no pack yet; the name is free
- *   DeleteFeed     the feed's number is given up, a new one starts under its name; what the old one
- *                  holds in the log goes a part at a time, then its number may be used again
+ *   DeleteFeed     the feed's number is given up, a new one starts under its name where that is
+ *                  configured; what the old one holds in the log goes a part at a time, then its
+ *                  number may be used again
  *
  * Sequencer thread. Invariant: a number names one feed's data at a time; job numbers go on, so that
  * a call of an old job never meets a new one. Packs that name a deleted stream can still be
@@ -10,6 +11,7 @@
 #include "server/sequencer_feeds.h"
 
 #include "base/log.h"
+#include "server/sequencer_jobs.h"
 #include "server/sequencer_planning.h"
 #include "server/sequencer_settings.h"
 #include "server/sequencer_space.h"
@@ -125,16 +127,29 @@ static void retire(struct pd_seq_feed *feed)
     feed->dirty = true;
 }
 
+/* Of a feed that the configuration does not name serve knows nothing: its jobs go with it. */
+static void drop_jobs(struct pd_seq_feed *feed)
+{
+    for (uint32_t i = 0; i < feed->job_count; i++)
+        pd_seq_job_free(feed->jobs[i]);
+    feed->job_count = 0;
+}
+
 static int replace(struct pd_sequencer *seq, struct pd_seq_feed *old, struct pd_error *error)
 {
     struct pd_seq_feed *feed = NULL;
     uint32_t index = old->index;
+    bool configured = old->config != NULL;
     pd_seq_streams_forget(&seq->state, old->number);
     pd_seq_epochs_tell(seq);
     int rc = delete_rows(seq, old, error);
     if (rc)
         return rc;
     retire(old);
+    if (!configured) {
+        drop_jobs(old);
+        return 0;
+    }
     rc = pd_seq_feed_make(seq, index, &feed, error);
     if (rc)
         return rc;
@@ -147,11 +162,14 @@ static int replace(struct pd_sequencer *seq, struct pd_seq_feed *old, struct pd_
 int pd_seq_delete_feed(struct pd_sequencer *seq, struct pd_request_delete_feed *request)
 {
     struct pd_error *error = &request->base.error;
-    struct pd_seq_feed *feed = NULL;
-    int rc = pd_seq_feed_named(seq, request->feed, &feed, error);
-    if (!rc && !request->force)
+    struct pd_seq_feed *feed = pd_seq_feed_find(&seq->state, request->feed);
+    int rc = feed ? 0
+                  : pd_error_set(error, PD_ENOTFOUND, "UNKNOWN_FEED",
+                                 "neither the configuration nor the log has a feed '%.64s'",
+                                 request->feed);
+    if (!rc && feed->config && !request->force)
         rc = check_unused(seq, feed, error);
-    if (!rc && pd_seq_feeds_full(&seq->state))
+    if (!rc && feed->config && pd_seq_feeds_full(&seq->state))
         rc = pd_error_set(error, PD_ELIMIT, "TOO_MANY_FEEDS",
                           "feeds that were deleted before are still being removed; try again");
     if (rc)

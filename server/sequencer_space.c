@@ -11,6 +11,7 @@
  * deletes nothing. */
 #include "server/sequencer_space.h"
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "server/metrics.h"
@@ -29,11 +30,6 @@
 #define AHEAD_PART 8u
 /* A flush for lack of space makes packs for about this part of it. */
 #define FLUSH_PART 8u
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* ---- the counts ---- */
 
@@ -121,11 +117,11 @@ void pd_seq_space_freed(void *ctx, const struct pd_log_block_facts *block)
     struct pd_seq_feed *feed = seq->state.feeds[block->feed];
     if (feed->lanes && block->lane < feed->lane_count)
         feed->lanes[block->lane].bytes -=
-            min_u64(feed->lanes[block->lane].bytes, block->held_bytes);
+            pd_min_u64(feed->lanes[block->lane].bytes, block->held_bytes);
     if (block->stream >= seq->state.stream_count)
         return;
     struct pd_seq_stream *stream = seq->state.streams[block->stream];
-    stream->log_bytes -= min_u64(stream->log_bytes, block->held_bytes);
+    stream->log_bytes -= pd_min_u64(stream->log_bytes, block->held_bytes);
     pd_seq_stream_touch(&seq->state, stream);
 }
 
@@ -184,14 +180,14 @@ uint64_t pd_seq_room_bytes(const struct pd_sequencer *seq, const struct pd_seq_f
 
 static uint64_t ahead_bytes(const struct pd_sequencer *seq, uint64_t of)
 {
-    return min_u64(seq->config->memory_ingest_bytes, of / AHEAD_PART);
+    return pd_min_u64(seq->config->memory_ingest_bytes, of / AHEAD_PART);
 }
 
 /* What every lane can count on, and the one that is due alone may take of the last room. */
 static uint64_t lane_least_bytes(const struct pd_sequencer *seq, const struct pd_seq_feed *feed)
 {
     uint64_t least = PD_LANE_BLOCKS_BYTES + seq->config->max_sample_bytes;
-    return feed->lane_count > 1 ? min_u64(least, pd_seq_room_bytes(seq, feed) / AHEAD_PART) : 0;
+    return feed->lane_count > 1 ? pd_min_u64(least, pd_seq_room_bytes(seq, feed) / AHEAD_PART) : 0;
 }
 
 static bool is_due(const struct pd_seq_feed *feed, uint32_t lane)

@@ -1,6 +1,6 @@
 /* What the parts of the sequencer share: the state in memory, a fold over the log's records. What
- * each part does with it is in its own header (sequencer_streams.h, ...). Private to server/sequencer*.c; all of it belongs to the
- * sequencer's thread unless said otherwise.
+ * each part does with it is in its own header (sequencer_streams.h, ...). Private to
+ * server/sequencer*.c; all of it belongs to the sequencer's thread unless said otherwise.
  *
  *   sequencer.c           mailbox, thread, groups, answers after the commit
  *   sequencer_load.c      the state from the log: tables, snapshots, replay

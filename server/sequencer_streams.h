@@ -11,7 +11,7 @@ int pd_seq_source_number(struct pd_sequencer *seq, struct pd_seq_feed *feed, con
                          uint32_t *number, struct pd_error *error) PD_MUST_CHECK;
 
 /* The table of epochs that any thread may read. PD_ENOMEM. */
-int pd_seq_epochs_init(struct pd_sequencer *seq);
+int pd_seq_epochs_init(struct pd_sequencer *seq) PD_MUST_CHECK;
 /* After streams were forgotten. */
 void pd_seq_epochs_tell(struct pd_sequencer *seq);
 int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *request);

@@ -3,10 +3,12 @@
  *
  * Place in the flow: the step "sequencer" of packd.c, and what HTTP asks before the collector has
  * anything to collect. Main thread, but for run(); of the log the main thread reads two atomics.
- * Invariant: pd_startup_run leaves neither thread nor handle. It knows no record. */
+ * Invariant: pd_startup_run leaves neither thread nor handle, and signals blocked as it found them.
+ * It knows no record. */
 #include "server/startup.h"
 
 #include "base/clock.h"
+#include "server/process.h"
 #include "server/sdnotify.h"
 #include "server/version.h"
 
@@ -26,8 +28,8 @@ static void *run(void *ctx)
 {
     struct pd_startup *startup = ctx;
     pthread_setname_np(pthread_self(), "replay");
-    startup->rc = pd_sequencer_start(startup->config, startup->log, startup->serve, &startup->sequencer,
-                                    &startup->error);
+    startup->rc = pd_sequencer_start(startup->config, startup->log, startup->serve,
+                                     &startup->sequencer, &startup->error);
     if (startup->before_end)
         startup->before_end();
     atomic_store(&startup->over, true);
@@ -75,8 +77,10 @@ int pd_startup_run(struct pd_startup *startup, uv_loop_t *loop, struct pd_error 
     failed = pthread_create(&startup->thread, NULL, run, startup);
     if (failed == 0) {
         uv_timer_start(&startup->timer, on_timer, 0, TELL_MS);
+        pd_process_unblock_ends();
         while (!atomic_load(&startup->over))
             uv_run(loop, UV_RUN_DEFAULT);
+        pd_process_block_signals();
         pthread_join(startup->thread, NULL);
     }
     close_handles(startup, loop);

@@ -26,10 +26,11 @@ struct pd_startup {
     int rc;
     atomic_bool over; /* then the rest may be read */
 };
-/* pd_sequencer_start on a thread of its own, while `loop` turns and answers; the supervisor is told
- * that the start goes on. Returns what that returned, with startup->sequencer set where it is 0;
- * PD_EIO: no thread or handle. */
-int pd_startup_run(struct pd_startup *startup, uv_loop_t *loop, struct pd_error *error) PD_MUST_CHECK;
+/* pd_sequencer_start on a thread of its own, while `loop` turns and answers, SIGTERM and its like
+ * too; the supervisor is told that the start goes on. Returns what that returned, with
+ * startup->sequencer set where it is 0; PD_EIO: no thread or handle. */
+int pd_startup_run(struct pd_startup *startup, uv_loop_t *loop,
+                   struct pd_error *error) PD_MUST_CHECK;
 
 /* "record 120 of 4711" of the pass over the log that runs or ran last, "" before any; returns
  * text. */

@@ -2,8 +2,8 @@
  *
  * Place in the flow: parts of the structural check, on an assemble thread, over the very bytes that
  * would be served. Invariant: a segment passes only where its served bytes have the digest of the
- * door, or equal bytes that were just verified against it. Where elements lie in a tensor's array is
- * what packer/check.c has proved: they are counted on from one segment to the next. Labels are
+ * door, or equal bytes that were just verified against it. Where elements lie in a tensor's array
+ * is what packer/check.c has proved: they are counted on from one segment to the next. Labels are
  * compared by packer/check.h alone (places and counts). Keeps no state. */
 #include "server/tokens_check.h"
 
@@ -40,8 +40,8 @@ static int head_of(const struct pd_tokens_check *check, const struct pd_segment 
     return rc == 0 && segment->index >= (*head)->count ? PD_ECORRUPT : rc;
 }
 
-/* Cut or pruned tokens are compared with the log's. Whole ones that are not as they were pushed, too:
- * the log then says first whether its own still are. */
+/* Cut or pruned tokens are compared with the log's. Whole ones that are not as they were pushed,
+ * too: the log then says first whether its own still are. */
 static int compare_tokens(void *ctx, const struct pd_segment *segment, const int32_t *served,
                           bool *same)
 {

@@ -7,6 +7,7 @@
  * the log takes more is the sequencer's word, asked by the caller. */
 #include "server/ingest/credit.h"
 
+#include "base/arith.h"
 #include "base/check.h"
 
 #include <inttypes.h>
@@ -18,14 +19,9 @@
 /* Grants below this are not worth a message, unless nothing else is left. */
 #define GRANT_MIN_BYTES 4096
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int make_hosts(struct pd_credit_pool *pool, const struct pd_credit_limits *limits)
 {
-    uint64_t block_bytes = min_u64(limits->host_max_bytes / 2, pool->all.block_bytes);
+    uint64_t block_bytes = pd_min_u64(limits->host_max_bytes / 2, pool->all.block_bytes);
 
     pool->hosts = calloc(limits->host_count, sizeof(*pool->hosts));
     if (!pool->hosts)
@@ -44,7 +40,7 @@ int pd_credit_pool_init(struct pd_credit_pool *pool, const struct pd_credit_limi
     PD_CHECK(limits->calls_max >= 1);
     *pool = (struct pd_credit_pool){.max_bytes = max_bytes, .calls_max = limits->calls_max};
     pool->floor_bytes = max_bytes / 4 / limits->calls_max;
-    pool->all.block_bytes = min_u64(max_bytes / 2, limits->block_bytes_max);
+    pool->all.block_bytes = pd_min_u64(max_bytes / 2, limits->block_bytes_max);
     pool->all.shared_bytes =
         max_bytes - pool->floor_bytes * limits->calls_max - pool->all.block_bytes;
     if (limits->host_max_bytes > 0 && make_hosts(pool, limits) != 0)
@@ -80,7 +76,7 @@ int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32
 {
     PD_CHECK(!pool->hosts || host < pool->host_count);
     *credit = (struct pd_credit){.pool = pool, .host = pool->hosts ? &pool->hosts[host] : NULL};
-    credit->window_bytes_max = min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
+    credit->window_bytes_max = pd_min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
     if (credit->window_bytes_max < PD_CREDIT_WINDOW_MIN)
         credit->window_bytes_max = PD_CREDIT_WINDOW_MIN;
     pthread_mutex_lock(&pool->lock);
@@ -109,7 +105,7 @@ static uint64_t reserved(const struct pd_credit *credit)
 
 static uint64_t left(const struct pd_credit_budget *budget)
 {
-    return budget->shared_bytes - min_u64(budget->taken_bytes, budget->shared_bytes);
+    return budget->shared_bytes - pd_min_u64(budget->taken_bytes, budget->shared_bytes);
 }
 
 /* Of the first half, for windows that may never be used. */
@@ -122,7 +118,7 @@ static uint64_t left_of_half(const struct pd_credit_budget *budget)
 static uint64_t left_for_block(const struct pd_credit_budget *budget)
 {
     uint64_t all = budget->shared_bytes + budget->block_bytes;
-    return all - min_u64(budget->taken_bytes, all);
+    return all - pd_min_u64(budget->taken_bytes, all);
 }
 
 /* The lesser of the pool's and the host's. */
@@ -130,7 +126,7 @@ static uint64_t least(const struct pd_credit *credit,
                       uint64_t of(const struct pd_credit_budget *budget))
 {
     uint64_t pool = of(&credit->pool->all);
-    return credit->host ? min_u64(pool, of(credit->host)) : pool;
+    return credit->host ? pd_min_u64(pool, of(credit->host)) : pool;
 }
 
 static void take(struct pd_credit_budget *budget, uint64_t more, uint64_t less)
@@ -216,15 +212,16 @@ static uint64_t window_target(struct pd_credit *credit)
     if (credit->granted_bytes == 0) {
         credit->window_bytes = PD_CREDIT_WINDOW_MIN;
         return pool->floor_bytes +
-               min_u64(PD_CREDIT_WINDOW_MIN, least(credit, left_of_half) / SHARE);
+               pd_min_u64(PD_CREDIT_WINDOW_MIN, least(credit, left_of_half) / SHARE);
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
-        credit->window_bytes = min_u64(credit->window_bytes * 2, credit->window_bytes_max);
-    return pool->floor_bytes + min_u64(credit->window_bytes, (least(credit, left) + mine) / SHARE);
+        credit->window_bytes = pd_min_u64(credit->window_bytes * 2, credit->window_bytes_max);
+    return pool->floor_bytes +
+           pd_min_u64(credit->window_bytes, (least(credit, left) + mine) / SHARE);
 }
 
-/* Under the lock: what the call needs to complete a block that its window cannot, with the big place
- * of each budget in which that is more than a share; 0: none. */
+/* Under the lock: what the call needs to complete a block that its window cannot, with the big
+ * place of each budget in which that is more than a share; 0: none. */
 static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes)
 {
     struct pd_credit_budget *all = &credit->pool->all, *host = credit->host;
@@ -237,7 +234,7 @@ static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes
     be_big(credit, all, bytes);
     if (host)
         be_big(credit, host, bytes);
-    return reserved(credit) + min_u64(need, least(credit, left_for_block));
+    return reserved(credit) + pd_min_u64(need, least(credit, left_for_block));
 }
 
 bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)

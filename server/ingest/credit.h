@@ -70,8 +70,8 @@ struct pd_credit_limits {
     uint32_t host_count;     /* of numbers that pd_credit_open may be given */
     uint32_t calls_max;      /* >= 1 */
 };
-/* The floors take a quarter of max_bytes; the block part is half of it, at most block_bytes_max, and
- * of a host's bytes likewise. PD_ENOMEM. */
+/* The floors take a quarter of max_bytes; the block part is half of it, at most block_bytes_max,
+ * and of a host's bytes likewise. PD_ENOMEM. */
 int pd_credit_pool_init(struct pd_credit_pool *pool,
                         const struct pd_credit_limits *limits) PD_MUST_CHECK;
 void pd_credit_pool_fini(struct pd_credit_pool *pool);
@@ -79,9 +79,10 @@ void pd_credit_pool_fini(struct pd_credit_pool *pool);
 uint64_t pd_credit_block_bytes(const struct pd_credit_pool *pool);
 uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
-/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. `host` is the number of the client's host, below
- * host_count where hosts are bounded: for as long as one of its calls is open it stands for no other
- * one. The call's window grows up to `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and _MAX. */
+/* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. `host` is the number of the client's host,
+ * below host_count where hosts are bounded: for as long as one of its calls is open it stands for
+ * no other one. The call's window grows up to `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and
+ * _MAX. */
 int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32_t host,
                    uint64_t window_bytes_max, struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */

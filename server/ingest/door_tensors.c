@@ -356,16 +356,18 @@ static void check_run(struct making *making, uint32_t k, uint32_t index)
     const Packd__V1__TensorSpec *wire = making->wire->tensors[k];
     uint32_t count;
     const struct pd_span *spans = door_spans_of(making, index, &count);
-    const uint32_t *places = making->span_places + making->span_count - count;
+    uint32_t first = making->span_count - count;
 
-    for (uint32_t s = 0; wire->n_counts > 0 && s < count; s++)
-        if (wire->counts[places[s]] > 0 && !pd_tensor_has_view(&making->tensors[k], spans[s].view))
+    for (uint32_t s = 0; wire->n_counts > 0 && s < count; s++) {
+        uint32_t elements = wire->counts[making->span_places[first + s]];
+        if (elements > 0 && !pd_tensor_has_view(&making->tensors[k], spans[s].view))
             door_refuse(making, index,
                         (struct pd_door_reject){.reason = PD_DOOR_BAD_RAGGED,
                                                 .detail = PD_DOOR_RAGGED_VIEW,
                                                 .tensor = (uint8_t)k,
                                                 .at = s,
-                                                .found = wire->counts[places[s]]});
+                                                .found = elements});
+    }
 }
 
 static void check_elements(struct making *making, uint32_t k, uint32_t index, uint64_t elements)
@@ -458,7 +460,7 @@ void door_fill_span_counts(const struct making *making, uint32_t *counts)
 {
     for (uint32_t k = 0; k < making->tensor_count; k++) {
         const Packd__V1__TensorSpec *wire = making->wire->tensors[k];
-        if (making->tensors[k].unit != PD_UNIT_RUN)
+        if (making->tensors[k].unit != PD_UNIT_RUN || making->span_count == 0)
             continue;
         for (uint32_t s = 0; s < making->span_count; s++)
             counts[s] = wire->n_counts > 0 ? wire->counts[making->span_places[s]] : 0;

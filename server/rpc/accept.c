@@ -2,8 +2,8 @@
  *
  * Place in the flow: gRPC's threads call it when a client connects to an address of listeners.c.
  * Invariant: gRPC never sees an error that would end its listener, and no connection that has no
- * place. One that has none is accepted and reset at once, rather than left in the kernel's queue: so
- * its maker knows, tries again later or elsewhere, and those behind it get their turn. A reset
+ * place. One that has none is accepted and reset at once, rather than left in the kernel's queue:
+ * so its maker knows, tries again later or elsewhere, and those behind it get their turn. A reset
  * leaves nothing behind (no TIME_WAIT).
  *
  * Without a descriptor accept cannot even refuse: the spare one is given up for that long. Where
@@ -22,7 +22,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>

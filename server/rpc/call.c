@@ -195,7 +195,7 @@ bool pd_call_write(struct pd_call *call, grpc_byte_buffer *buffer)
     ops[count] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE};
     ops[count].data.send_message.send_message = buffer;
     call->writing = true;
-    call->write_since_ns = pd_clock_mono_ns();
+    call->write_since_ns = pd_rpc_patience_ns(call->thread);
     start_batch(call, ops, count + 1, &call->on_write);
     grpc_byte_buffer_destroy(buffer); /* the batch has its own references to the slices */
     return true;
@@ -347,6 +347,7 @@ static struct pd_call *make_call(struct pd_rpc_thread *thread, enum pd_door door
     pd_rpc_live_add(thread->rpc, 1);
     count_open(thread->rpc, call, 1);
     call->started_ns = pd_clock_mono_ns();
+    call->open_since_ns = pd_rpc_patience_ns(thread);
     pd_metric_call_started(method->path);
     post_close(call);
     return call;

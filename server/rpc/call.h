@@ -91,7 +91,7 @@ struct pd_call {
     bool stop_told;
     bool heard;      /* a message has come */
     bool hold_reads; /* the method takes no further message now: pd_call_read does nothing */
-    uint64_t write_since_ns;
+    uint64_t write_since_ns, open_since_ns; /* pd_rpc_patience_ns */
     uint64_t started_ns;
     grpc_status_code status;
     grpc_slice status_text;
@@ -108,7 +108,14 @@ struct pd_rpc_thread {
     struct pd_link calls;
     struct pd_log_reader *reader; /* for Explain; made when first needed */
     uint64_t tick_at_ns;
+    uint64_t lost_ns; /* in all, by which ticks came late */
 };
+
+/* A clock for limits.stall: it stands while the thread does not run (a stopped process, a machine
+ * that was suspended), for which no peer is to blame. */
+uint64_t pd_rpc_patience_ns(const struct pd_rpc_thread *thread);
+/* Whether limits.stall is over since that time. */
+bool pd_rpc_is_stalled(const struct pd_rpc_thread *thread, uint64_t since_ns);
 
 struct pd_shutdown_tag {
     struct pd_tag tag;

@@ -29,8 +29,8 @@ int pd_connections_new(const struct pd_config *config, struct pd_connections **c
 void pd_connections_free(struct pd_connections *connections); /* NULL is allowed */
 
 /* Counts the connection `fd`, just accepted from `peer`. NULL: it has a place until its socket is
- * shut down and `fd` closed; else why there is none: "limit" (the door is full), "peer" (its host has as many as
- * one may have), "descriptors" (the process has none left to watch it with). */
+ * shut down and `fd` closed; else why there is none: "limit" (the door is full), "peer" (its host
+ * has as many as one may have), "descriptors" (the process has none left to watch it with). */
 const char *pd_connections_admit(struct pd_connections *connections, enum pd_door door, int fd,
                                  const struct sockaddr *peer) PD_MUST_CHECK;
 /* Forgets those that have ended. */

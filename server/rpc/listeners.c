@@ -1,11 +1,12 @@
 /* The listeners: a gRPC server for each door (main, Admin, health), their addresses, TLS.
  *
  * Place in the flow: rpc.c makes and binds them at start. Main thread. With a certificate every TCP
- * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode. What
- * a listener accepts is asked of accept.c, which learns here which sockets are whose. It accepts no
- * call. */
+ * address but those of the health door speaks TLS (tls.c). Unix sockets get the configured mode.
+ * What a listener accepts is asked of accept.c, which learns here which sockets are whose. It
+ * accepts no call. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/grpc_log.h"
 #include "server/rpc/tls.h"
 
 #include "base/check.h"
@@ -73,20 +74,20 @@ int pd_listeners_make(struct pd_rpc *rpc, struct pd_error *error)
 
 /* ---- binding ---- */
 
+static bool is_unix(const char *address)
+{
+    return strncmp(address, "unix:", 5) == 0;
+}
+
 /* "host:0" with the port that was bound; other addresses as they are. */
 static char *bound_address(const char *address, int port)
 {
     const char *colon = strrchr(address, ':');
     char *text;
 
-    if (strncmp(address, "unix:", 5) == 0 || !colon)
+    if (is_unix(address) || !colon)
         return strdup(address);
     return asprintf(&text, "%.*s:%d", (int)(colon - address), address, port) < 0 ? NULL : text;
-}
-
-static bool is_unix(const char *address)
-{
-    return strncmp(address, "unix:", 5) == 0;
 }
 
 static int set_mode(const struct pd_config *config, const char *address, struct pd_error *error)
@@ -98,14 +99,18 @@ static int set_mode(const struct pd_config *config, const char *address, struct 
                         path, config->listen_mode, strerror(errno));
 }
 
-static int bind_failed(const char *address, bool tls, struct pd_error *error)
+/* `cause`: the system's words, or "". With TLS gRPC's own are in the log. */
+static int bind_failed(const char *address, const char *cause, bool tls, struct pd_error *error)
 {
+    if (tls)
+        return pd_error_set(error, PD_EUNAVAIL, "BIND",
+                            "cannot listen on %s: the address is in use, or not one of this "
+                            "machine, or tls.cert, tls.key and tls.client_ca cannot be used "
+                            "together (the log lines before this one tell)",
+                            address);
     return pd_error_set(error, PD_EUNAVAIL, "BIND",
-                        "cannot listen on %s: the address is in use, or not one of this machine%s",
-                        address,
-                        tls ? ", or tls.cert, tls.key and tls.client_ca cannot be used together "
-                              "(the log lines before this one tell)"
-                            : "");
+                        "cannot listen on %s: %s; choose another with --listen, or in `listen`",
+                        address, *cause ? cause : "it is no address of this machine");
 }
 
 static int tls_credentials(struct pd_rpc *rpc, enum pd_door door, grpc_server_credentials **out,
@@ -129,10 +134,13 @@ static int bind_one(struct pd_rpc *rpc, enum pd_door door, const char *address,
         return rc;
     if (!tls)
         credentials = grpc_insecure_server_credentials_create();
+    struct pd_grpc_held held = {""};
+    pd_grpc_log_hold(tls ? NULL : &held);
     int port = grpc_server_add_http2_port(rpc->servers[door], address, credentials);
+    pd_grpc_log_hold(NULL);
     grpc_server_credentials_release(credentials);
     if (port == 0)
-        return bind_failed(address, tls, error);
+        return bind_failed(address, held.cause, tls, error);
     char *bound = bound_address(address, port);
     if (!bound)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for an address");

@@ -5,6 +5,8 @@
  * copy them. */
 #include "server/rpc/call.h"
 
+#include "server/ingest/strings.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,13 +57,19 @@ ProtobufCMessage *pd_message_unpack(struct pd_call *call, const ProtobufCMessage
     uint8_t *copy = NULL;
     const uint8_t *data = flat(buffer, size, &copy);
     ProtobufCMessage *message = data ? protobuf_c_message_unpack(type, NULL, size, data) : NULL;
+    struct pd_error error;
+    int rc = message ? pd_strings_check(type, data, size, &error)
+                     : pd_error_set(&error, PD_EINVAL, "MALFORMED", "%zu bytes are not a %s", size,
+                                    type->name);
 
     free(copy);
     grpc_byte_buffer_destroy(buffer);
-    if (!message)
-        (void)pd_call_fail_with(call, PD_EINVAL, "MALFORMED", "%zu bytes are not a %s", size,
-                                type->name);
-    return message;
+    if (rc == 0)
+        return message;
+    pd_call_fail(call, &error);
+    if (message)
+        protobuf_c_message_free_unpacked(message, NULL);
+    return NULL;
 }
 
 int pd_name_copy(char to[PD_NAME_MAX + 1], const char *what, const char *from,

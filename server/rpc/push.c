@@ -14,6 +14,7 @@
 #include "server/rpc/push.h"
 
 #include "base/check.h"
+#include "server/ingest/strings.h"
 #include "server/metrics.h"
 
 #include <inttypes.h>
@@ -174,13 +175,15 @@ static Packd__V1__BlockHead *take_head(struct push *push, const struct pd_piece 
     }
     const uint8_t *flat = pd_wire_flat(pieces, count, range, scratch);
     Packd__V1__BlockHead *head = packd__v1__block_head__unpack(NULL, range.size_bytes, flat);
+    int rc = head ? pd_strings_check(head->base.descriptor, flat, range.size_bytes, &error)
+                  : pd_error_set(&error, PD_EINVAL, "MALFORMED", "%zu bytes are not a BlockHead",
+                                 range.size_bytes);
     free(scratch);
     if (!head) {
-        (void)pd_call_fail_with(&push->call, PD_EINVAL, "MALFORMED",
-                                "%zu bytes are not a BlockHead", range.size_bytes);
+        pd_call_fail(&push->call, &error);
         return NULL;
     }
-    if (pd_door_check(head, &push->rules, &error) != 0) {
+    if (rc != 0 || pd_door_check(head, &push->rules, &error) != 0) {
         pd_call_fail(&push->call, &error);
     } else if (head->first_seq > push->next_seq) {
         fail_gap(push, head->first_seq, "head.first_seq");
@@ -376,7 +379,7 @@ static void message(struct pd_call *call, grpc_byte_buffer *buffer)
 {
     struct push *push = push_of(call);
 
-    push->message_ns = pd_clock_mono_ns();
+    push->message_ns = pd_rpc_patience_ns(push->call.thread);
     if (push->stopping) {
         grpc_byte_buffer_destroy(buffer);
         return;
@@ -419,7 +422,6 @@ static void tick(struct pd_call *call)
     struct push *push = push_of(call);
     bool short_of = pd_credit_is_short(&push->credit, push_rest(push));
     uint64_t unsent = push->credit.granted_bytes - push->credit.used_bytes;
-    uint64_t quiet_ns = pd_clock_mono_ns() - push->message_ns;
 
     if (push->state != STREAMING)
         return;
@@ -430,7 +432,7 @@ static void tick(struct pd_call *call)
         return;
     }
     if (push->block && unsent >= push_block_rest(push->block) &&
-        quiet_ns > push_rpc(push)->options.config->stall_ns) {
+        pd_rpc_is_stalled(call->thread, push->message_ns)) {
         (void)pd_call_fail_with(
             call, PD_ELIMIT, "STALL",
             "an open block made no progress for limits.stall, although there was credit");
@@ -451,7 +453,7 @@ static void start(struct pd_call *call)
 
     pd_list_init(&push->appends);
     push->why_text = "";
-    push->message_ns = pd_clock_mono_ns();
+    push->message_ns = pd_rpc_patience_ns(push->call.thread);
     atomic_fetch_add(&call->thread->rpc->push_calls, 1);
 }
 

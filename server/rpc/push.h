@@ -26,7 +26,7 @@ struct push {
     uint64_t duplicates, rejected;
     struct pd_credit credit;
     struct push_block *block; /* whose pieces are arriving, or NULL */
-    uint64_t message_ns;      /* when the last message came */
+    uint64_t message_ns;      /* when the last message came, by pd_rpc_patience_ns */
     struct pd_link appends;   /* on their way, oldest first */
     uint32_t append_count;
     Packd__V1__LogState why; /* as told last */

@@ -7,6 +7,7 @@
 #include "server/rpc/push.h"
 #include "server/rpc/waiting.h"
 
+#include "base/arith.h"
 #include "server/metrics.h"
 
 #include <stdlib.h>
@@ -106,14 +107,9 @@ static void send_response(struct push *push, Packd__V1__PushResponse *response)
     (void)pd_call_send(&push->call, &response->base);
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 uint64_t push_piece_bytes_max(const struct push *push)
 {
-    return min_u64(push->rules.block_bytes_max, PD_RPC_PIECE_BYTES_MAX);
+    return pd_min_u64(push->rules.block_bytes_max, PD_RPC_PIECE_BYTES_MAX);
 }
 
 static void send_welcome(struct push *push)
@@ -135,8 +131,8 @@ static void send_welcome(struct push *push)
     welcome.next_seq = push->durable_seq;
     welcome.credit_bytes = push->credit.granted_bytes;
     welcome.why = push->why;
-    welcome.max_piece_bytes = min_u64(push_piece_bytes_max(push), half);
-    welcome.max_head_bytes = min_u64(PD_RPC_HEAD_BYTES_MAX, half);
+    welcome.max_piece_bytes = pd_min_u64(push_piece_bytes_max(push), half);
+    welcome.max_head_bytes = pd_min_u64(PD_RPC_HEAD_BYTES_MAX, half);
     welcome.max_block_bytes = push->rules.block_bytes_max;
     welcome.max_sample_bytes = push->rules.sample_bytes_max;
     welcome.max_block_samples = push->rules.block_samples_max;

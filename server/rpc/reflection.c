@@ -178,7 +178,7 @@ static void stop(struct pd_call *call)
 #define REFLECTION(method_path)                                                        \
     {                                                                                  \
         .path = method_path, .call_bytes = sizeof(struct pd_call), .anyone = true,     \
-        .message = message, .written = written, .half_close = half_close, .stop = stop                     \
+        .message = message, .written = written, .half_close = half_close, .stop = stop \
     }
 
 const struct pd_method pd_methods_reflection[] = {

@@ -16,6 +16,7 @@
  * slices. */
 #include "server/rpc/accept.h"
 #include "server/rpc/call.h"
+#include "server/rpc/grpc_log.h"
 #include "server/rpc/tls.h"
 
 #include "base/check.h"
@@ -24,7 +25,6 @@
 #include <errno.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
-#include <grpc/support/log.h>
 #include <grpc/support/time.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -167,12 +167,24 @@ static void accept_post(struct pd_rpc_thread *thread, enum pd_door door)
 
 /* ---- the threads ---- */
 
-static void tick_call(struct pd_call *call, uint64_t now_ns)
+uint64_t pd_rpc_patience_ns(const struct pd_rpc_thread *thread)
+{
+    return pd_clock_mono_ns() - thread->lost_ns;
+}
+
+/* What was lost may be known only since then: `since_ns` then lies ahead. */
+bool pd_rpc_is_stalled(const struct pd_rpc_thread *thread, uint64_t since_ns)
+{
+    uint64_t now_ns = pd_rpc_patience_ns(thread);
+
+    return now_ns > since_ns && now_ns - since_ns > thread->rpc->options.config->stall_ns;
+}
+
+static void tick_call(struct pd_call *call)
 {
     struct pd_rpc *rpc = call->thread->rpc;
 
-    if (call->writing && !call->closed &&
-        now_ns - call->write_since_ns > rpc->options.config->stall_ns) {
+    if (call->writing && !call->closed && pd_rpc_is_stalled(call->thread, call->write_since_ns)) {
         pd_log(PD_LOG_WARN, "call_stalled", "method=%s", call->method->path);
         (void)grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                            "STALL: the peer takes nothing", NULL);
@@ -186,7 +198,7 @@ static void tick_call(struct pd_call *call, uint64_t now_ns)
             call->method->stop(call);
     }
     if (!pd_call_is_over(call) && !call->heard &&
-        now_ns - call->started_ns > rpc->options.config->stall_ns)
+        pd_rpc_is_stalled(call->thread, call->open_since_ns))
         (void)pd_call_fail_with(call, PD_ELIMIT, "STALL",
                                 "no message came within limits.stall of the call's beginning");
     if (!pd_call_is_over(call) && call->method->tick)
@@ -199,6 +211,8 @@ static void tick(struct pd_rpc_thread *thread)
 
     if (now_ns < thread->tick_at_ns)
         return;
+    if (thread->tick_at_ns > 0 && now_ns - thread->tick_at_ns > PD_RPC_TICK_NS)
+        thread->lost_ns += now_ns - thread->tick_at_ns;
     thread->tick_at_ns = now_ns + PD_RPC_TICK_NS;
     if (thread->index == 0) {
         pd_connections_look(thread->rpc->connections);
@@ -208,7 +222,7 @@ static void tick(struct pd_rpc_thread *thread)
         struct pd_call *call = PD_CONTAINER_OF(at, struct pd_call, link);
         at = at->next;
         pd_call_ref(call);
-        tick_call(call, now_ns);
+        tick_call(call);
         pd_call_unref(call);
     }
 }
@@ -245,20 +259,9 @@ static void *run(void *arg)
 
 /* ---- start ---- */
 
-static atomic_bool listener_lost; /* gRPC tells it in a log line only */
-
 bool pd_rpc_is_deaf(void)
 {
-    return atomic_load(&listener_lost);
-}
-
-static void grpc_line(gpr_log_func_args *args)
-{
-    if (strstr(args->message, "Failed accept"))
-        atomic_store(&listener_lost, true);
-    if (args->severity == GPR_LOG_SEVERITY_ERROR)
-        pd_log(PD_LOG_WARN, "grpc", "file=%s line=%d text=\"%s\"", args->file, args->line,
-               args->message);
+    return pd_grpc_log_lost_listener();
 }
 
 static uint32_t threads_wanted(const struct pd_config *config)
@@ -377,7 +380,7 @@ int pd_rpc_start(const struct pd_rpc_options *options, struct pd_rpc **out, stru
 
     if (!rpc)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for the gRPC server");
-    gpr_set_log_function(grpc_line);
+    pd_grpc_log_start();
     pd_methods_tell_metrics();
     grpc_init();
     int rc = pd_access_new(options->config, &rpc->access, error);

@@ -1,5 +1,5 @@
-/* The parts of `load`: load.c (what is run), load_body.c (what is sent), load_call.c (a bidirectional
- * call, blocking), and one protocol each in load_packd.c and load_pipe.c. */
+/* The parts of `load`: load.c (what is run), load_body.c (what is sent), load_call.c (a
+ * bidirectional call, blocking), and one protocol each in load_packd.c and load_pipe.c. */
 #ifndef PD_TESTS_BENCH_LOAD_H
 #define PD_TESTS_BENCH_LOAD_H
 

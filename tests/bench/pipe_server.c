@@ -8,7 +8,8 @@
  *                                                            └──doorbell──> Out calls ──> records
  *
  * The threads of core_server.h, and the writer's. A record is copied once in (slices to a reserved
- * page) and once out (page to a slice). It checks nothing, forgets nothing, and ends by a signal. */
+ * page) and once out (page to a slice). It checks nothing, forgets nothing, and ends by a signal.
+ */
 #include "base/check.h"
 #include "tests/bench/core_server.h"
 #include "tests/bench/pipe.h"

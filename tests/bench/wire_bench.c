@@ -5,7 +5,8 @@
  *                        one hop (a writer and a reader) and two (a thread between that reads and
  *                        writes on, as a server does with what it receives and sends)
  *
- * Plain blocking sockets, a thread an end, no framing: nothing that speaks a protocol gets there. */
+ * Plain blocking sockets, a thread an end, no framing: nothing that speaks a protocol gets there.
+ */
 #include "base/check.h"
 #include "base/clock.h"
 

@@ -137,7 +137,6 @@ class KubernetesTest(unittest.TestCase):
         (template,) = pod_templates(self.rendered["deploy/k8s/examples/sidecar"])
         (init,) = template["spec"]["initContainers"]
         self.assertEqual((init["name"], init["restartPolicy"]), ("packd", "Always"))
-        self.assertIn("grpc", init["startupProbe"])
         self.assertIn("preStop", init["lifecycle"])
         (trainer,) = template["spec"]["containers"]
         server = {e["name"]: e["value"] for e in trainer["env"]}["PACKD_SERVER"]
@@ -174,9 +173,8 @@ class KubernetesTest(unittest.TestCase):
             ports = {p["containerPort"] for p in packd["ports"]}
             tcp = {int(a.rpartition(":")[2]) for a in [*listeners, config["http"]] if not a.startswith("unix:")}
             self.assertEqual(ports, tcp, path)
-            self.assertIn(packd["startupProbe"]["grpc"]["port"], ports)
             named = {p["name"] for p in packd["ports"]}
-            for probe in ("readinessProbe", "livenessProbe"):
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if probe in packd:
                     self.assertIn(packd[probe]["httpGet"]["port"], named, path)
             budget = size(config["memory"]["batches"]) + size(config["memory"]["ingest"]) + (64 << 20)
@@ -247,6 +245,23 @@ class KubernetesTest(unittest.TestCase):
             self.assertEqual(hook[:2], ["packctl", "--server"])
             packd.packctl(*hook[3:])
             self.assertEqual(packd.http("/readyz")[0], 503)
+
+
+class StartupTest(unittest.TestCase):
+    """Of the files as they are: this needs no kubectl."""
+
+    def test_a_long_replay_is_not_killed(self):
+        """Until the log is replayed packd answers over HTTP alone: /livez at once, /readyz with 503."""
+        with open("deploy/k8s/base/statefulset.yaml") as file:
+            (packd,) = containers(yaml.safe_load(file)["spec"]["template"])
+        with open("deploy/k8s/components/sidecar/sidecar.yaml") as file:
+            (sidecar,) = yaml.safe_load(file)["spec"]["template"]["spec"]["initContainers"]
+        self.assertEqual(packd["startupProbe"]["httpGet"]["path"], "/livez")
+        for container in (packd, sidecar):
+            probe = container["startupProbe"]
+            self.assertIn(probe["httpGet"]["port"], [p["name"] for p in container["ports"]])
+            if probe["httpGet"]["path"] != "/livez":
+                self.assertGreaterEqual(probe["periodSeconds"] * probe["failureThreshold"], 1800, "half an hour for a replay")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
  * exact size, so that a read behind one shows under ASan. A block whose body is shorter than its
  * head says is completed with zeros, as later chunks would. */
 #include "server/ingest/door.h"
+#include "server/ingest/strings.h"
 #include "server/ingest/wire.h"
 
 #include "base/check.h"
@@ -207,6 +208,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const uint8_t *flat = pd_wire_flat(message.pieces, message.count, push.head, scratch);
         Packd__V1__BlockHead *head =
             packd__v1__block_head__unpack(NULL, push.head.size_bytes, flat);
+        if (head && pd_strings_check(head->base.descriptor, flat, push.head.size_bytes, &error))
+            PD_CHECK(strcmp(error.reason, "MALFORMED") == 0);
         if (head) {
             door(head, &message, push.body, &rules);
             packd__v1__block_head__free_unpacked(head, NULL);

@@ -1,10 +1,10 @@
-/* Runs a fuzz target without libFuzzer: the corpora named on the command line (NAME.hex, one input a
- * line), then a fixed number of generated inputs. Any other file named is one input, such as
+/* Runs a fuzz target without libFuzzer: the corpora named on the command line (NAME.hex, one input
+ * a line), then a fixed number of generated inputs. Any other file named is one input, such as
  * libFuzzer leaves, and is all that is run.
  *
  * Generated inputs are random bytes, short ones more often than long ones; the seed is printed and
- * PACKD_TEST_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive in each
- * test run. */
+ * PACKD_TEST_SEED sets it. It finds no deep bug; it keeps every target compiling, linked and alive
+ * in each test run. */
 #include "tests/unit/random.h"
 
 #include <stdbool.h>

@@ -141,7 +141,7 @@ def memory_of(pid):
 
 def run_attack(name, address, data, pid):
     """What it did, and the peak of the server's anonymous memory meanwhile."""
-    attacker = subprocess.Popen([sys.executable, ATTACKS, name, address, str(SECONDS), data.hex()], stdout=subprocess.PIPE, text=True)
+    attacker = subprocess.Popen([sys.executable, ATTACKS, name, address, str(SECONDS), str(SEED), data.hex()], stdout=subprocess.PIPE, text=True)
     peak = 0
     while attacker.poll() is None:
         peak = max(peak, memory_of(pid))

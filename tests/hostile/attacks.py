@@ -1,15 +1,14 @@
 """Attacks on one address by raw sockets, in a process of their own.
 
-    attacks.py NAME ADDRESS SECONDS [MESSAGE]     one attack; prints a JSON object of what it did
+    attacks.py NAME ADDRESS SECONDS SEED [MESSAGE]     one attack; prints a JSON object of what it did
     attacks.py --list
 
-ADDRESS is host:port or unix:/path. MESSAGE: hex of a gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client
-library would not send what these send.
+ADDRESS is host:port or unix:/path. SEED: of all that is random, drawn for each connection apart, so that timing changes nothing of it. MESSAGE: hex of a
+gRPC message for the attacks that need a valid one. HTTP/2 is made here frame by frame, since a client library would not send what these send.
 """
 
 import contextlib
 import json
-import os
 import random
 import select
 import socket
@@ -80,10 +79,10 @@ def connect(address):
 
 
 class Client:
-    """One connection that keeps its sender busy: `chunk(client)` makes what comes next."""
+    """One connection that keeps its sender busy: `chunk(client)` makes what comes next, from `rng` where it is random."""
 
-    def __init__(self, address, opening, chunk):
-        self.address, self.opening, self.chunk = address, opening, chunk
+    def __init__(self, address, opening, chunk, rng):
+        self.address, self.opening, self.chunk, self.rng = address, opening, chunk, rng
         self.made, self.sent, self.socket = 0, 0, None
 
     def open(self):
@@ -121,8 +120,8 @@ class Client:
             self.close()
 
 
-def flood(address, seconds, chunk, opening=OPENING, reads=True, connections=CONNECTIONS):
-    clients = [Client(address, opening, chunk) for _ in range(connections)]
+def flood(address, seconds, chunk, seed=0, opening=OPENING, reads=True, connections=CONNECTIONS):
+    clients = [Client(address, opening, chunk, random.Random(f"{seed}/{number}")) for number in range(connections)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for client in clients:
@@ -166,6 +165,11 @@ def empty_data(client):
     return frame(DATA, 0, 1) * 2000
 
 
+def random_frame(client):
+    rng = client.rng
+    return frame(client.count % 11, rng.randrange(256), rng.randrange(8), rng.randbytes(rng.randrange(64)))
+
+
 FLOODS = {
     "rapid reset": (rapid_reset, {}),
     "rapid reset, unread": (rapid_reset, {"reads": False}),
@@ -179,10 +183,10 @@ FLOODS = {
     "header bomb": (header_bomb, {}),
     "streams held": (held_streams, {}),
     "empty data": (empty_data, {}),
-    "oversized frames": (lambda client: b"\xff\xff\xff" + bytes((client.count % 11, 0)) + struct.pack(">I", 1) + os.urandom(1 << 14), {}),
-    "random bytes": (lambda client: os.urandom(4096), {"opening": b""}),
-    "random frames": (lambda client: frame(client.count % 11, random.randrange(256), random.randrange(8), os.urandom(random.randrange(64))), {}),
-    "TLS hello": (lambda client: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(500), {"opening": b""}),
+    "oversized frames": (lambda client: b"\xff\xff\xff" + bytes((client.count % 11, 0)) + struct.pack(">I", 1) + client.rng.randbytes(1 << 14), {}),
+    "random bytes": (lambda client: client.rng.randbytes(4096), {"opening": b""}),
+    "random frames": (random_frame, {}),
+    "TLS hello": (lambda client: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + client.rng.randbytes(500), {"opening": b""}),
     "HTTP/1": (lambda client: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100, {"opening": b""}),
     "HTTP/2": (rapid_reset, {}),
     "pipelined, unread": (lambda client: b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100, {"opening": b"", "reads": False, "connections": 20}),
@@ -210,9 +214,9 @@ def resets(address, seconds):
     return {"connections": made}
 
 
-def truncated(address, seconds, data):
+def truncated(address, seconds, seed, data):
     """A session that ends anywhere."""
-    rng, made, end = random.Random(1), 0, time.monotonic() + seconds
+    rng, made, end = random.Random(seed), 0, time.monotonic() + seconds
     whole = OPENING + frame(HEADERS, END_HEADERS, 1, request(PUSH)) + frame(DATA, 0, 1, message(data)) * 3
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
@@ -278,7 +282,7 @@ def bomb(address, seconds, inflated=1 << 30):
     return {**flood(address, seconds, chunk, connections=4), "a message": len(body)}
 
 
-def never_read(address, seconds, data):
+def never_read(address, seconds, _seed, data):
     """Calls whose answers nobody takes: twenty fetches a connection, with all the credit there is."""
     def chunk(client):
         if client.count > 0:
@@ -290,28 +294,28 @@ def never_read(address, seconds, data):
 
 SESSION = OPENING + frame(HEADERS, END_HEADERS, 1, request(HEALTH)) + frame(DATA, END_STREAM, 1, message(b""))
 OTHERS = {
-    "connects and resets": lambda address, seconds, data: resets(address, seconds),
-    "half-open": lambda address, seconds, data: held(address, seconds, OPENING[:20]),
-    "silent": lambda address, seconds, data: held(address, seconds, b""),
-    "open and idle": lambda address, seconds, data: held(address, seconds, OPENING),
-    "slow-loris": lambda address, seconds, data: slow(address, seconds, SESSION),
-    "slow-loris HTTP": lambda address, seconds, data: slow(address, seconds, b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1000),
+    "connects and resets": lambda address, seconds, _seed, _data: resets(address, seconds),
+    "half-open": lambda address, seconds, _seed, _data: held(address, seconds, OPENING[:20]),
+    "silent": lambda address, seconds, _seed, _data: held(address, seconds, b""),
+    "open and idle": lambda address, seconds, _seed, _data: held(address, seconds, OPENING),
+    "slow-loris": lambda address, seconds, _seed, _data: slow(address, seconds, SESSION),
+    "slow-loris HTTP": lambda address, seconds, _seed, _data: slow(address, seconds, b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1000),
     "truncated": truncated,
-    "compressed bomb": lambda address, seconds, data: bomb(address, seconds),
+    "compressed bomb": lambda address, seconds, _seed, _data: bomb(address, seconds),
     "streams never read": never_read,
 }
 
 
-def attack(name, address, seconds, data=b""):
+def attack(name, address, seconds, seed, data=b""):
     """Runs one; what it did, as a dict."""
     if name in FLOODS:
         chunk, more = FLOODS[name]
-        return flood(address, seconds, chunk, **more)
-    return OTHERS[name](address, seconds, data)
+        return flood(address, seconds, chunk, seed, **more)
+    return OTHERS[name](address, seconds, seed, data)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
         print("\n".join((*FLOODS, *OTHERS)))
     else:
-        print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), bytes.fromhex("".join(sys.argv[4:])))))
+        print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), bytes.fromhex("".join(sys.argv[5:])))))

@@ -9,9 +9,9 @@
  *   live FROM_PACK WINDOW STRATEGY ORDER SHUFFLE_SAMPLES OVER_LENGTH
  *   go                                      every lane ends, and with them the feed
  *
- * Numbers all; enumerations as in packer/planner.h. A pack is a line of STREAM:SEQ:PART:PASS:OFFSET:
- * LENGTH, with blanks between its segments. One thread; no code in common with the planner beyond
- * the public types. A line that it cannot read ends it. */
+ * Numbers all; enumerations as in packer/planner.h. A pack is a line of
+ * STREAM:SEQ:PART:PASS:OFFSET:LENGTH, with blanks between its segments. One thread; no code in
+ * common with the planner beyond the public types. A line that it cannot read ends it. */
 #include "base/check.h"
 #include "tests/model/planner_model.h"
 
@@ -181,6 +181,7 @@ int main(void)
     while ((rc = model_next(model, &pack, &lane)) == 0)
         print_pack(&pack);
     model_free(model);
+    free(log.records);
     pd_pack_fini(&pack);
     return rc == PD_EEND ? 0 : 1;
 }

@@ -46,7 +46,8 @@ FEEDS = {
              "balance": "cost", "balance_bytes": "256KiB", "plan_ahead": "256KiB", "jobs": [{"name": "balanced", **KEEP}]},
     "flow": {"seq_len": 256, "window": 8, "strategy": "sequential", "width": "batch", "plan_ahead": "256KiB", "jobs": [{"name": "plain", **KEEP}]},
 }
-DAEMON = {"log": {"max_bytes": "96MiB", "durability": "fsync"}, "memory": {"ingest": "16MiB", "batches": "64MiB"}, "drain": "1s",
+# The log holds what producers are ahead of trainers, however slow the machine: a full one would flush windows, which the model does not know of.
+DAEMON = {"log": {"max_bytes": "512MiB", "durability": "fsync"}, "memory": {"ingest": "16MiB", "batches": "64MiB"}, "drain": "1s",
           "validate": {"fraction": 0.05}}
 
 

@@ -57,6 +57,16 @@ class BadInputTest(unittest.TestCase):
         self.refused(peer.Push(self.packd.address, stream="a/b").fails(), Code.INVALID_ARGUMENT, "BAD_NAME", "stream")
         self.refused(peer.Push(self.packd.address, stream="x" * 65).fails(), Code.INVALID_ARGUMENT, "BAD_NAME")
 
+    def test_zero_bytes_in_names(self):
+        """C would take what stands before one for the whole name."""
+        self.refused(peer.Push(self.packd.address, stream="good\0x").fails(), Code.INVALID_ARGUMENT, "MALFORMED", "Hello.stream")
+        push = self.push()
+        push.block([[1, 2, 3]], tensors=[pb.TensorSpec(name="a\0b", dtype=pb.DTYPE_UINT8, axis=pb.AXIS_TOKEN)], labels_bytes=b"\0" * 3)
+        self.refused(push.fails(), Code.INVALID_ARGUMENT, "MALFORMED", "TensorSpec.name", "byte 1 of its 3")
+        with self.assertRaises(grpc.RpcError) as caught:
+            peer.open_job(self.packd.address, job="train\0x")
+        self.refused(caught.exception, Code.INVALID_ARGUMENT, "MALFORMED", "OpenJobRequest.job")
+
     def test_first_message_must_be_hello(self):
         push = self.push()
         push.send(pb.PushRequest(hello=pb.Hello(stream="again")))

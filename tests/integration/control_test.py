@@ -96,6 +96,11 @@ class ControlTest(unittest.TestCase):
             skip(stream="w", key=b"key-7")
             skip(group=b"g2", version_below=2)
             skip(stream="c", first_seq=299, last_seq=299)
+            for line in (r"stream=c source=any first_seq=200 last_seq=249 group_xxh3=any key_xxh3=any version_below=0 from_pack=\d+ why=\"bad",
+                         r"stream=any source=web first_seq=0 last_seq=any group_xxh3=any key_xxh3=any version_below=1 from_pack",
+                         r"stream=w source=any first_seq=0 last_seq=any group_xxh3=any key_xxh3=[0-9a-f]{16} version_below=0 from_pack",
+                         r"stream=any source=any first_seq=0 last_seq=any group_xxh3=[0-9a-f]{16} key_xxh3=any version_below=2 from_pack"):
+                self.assertRegex(packd.log(), "samples_skipped feed=default " + line)
             for what, reason, status in (({}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),
                                          ({"first_seq": 3}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),
                                          ({"stream": "c", "first_seq": 3, "last_seq": 2}, "BAD_RANGE", grpc.StatusCode.INVALID_ARGUMENT),

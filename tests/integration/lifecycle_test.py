@@ -226,19 +226,37 @@ class LifecycleTest(unittest.TestCase):
         push.channel.close()
         fetch.channel.close()
 
-    def test_a_feed_that_is_no_longer_configured_is_named(self):
+    def test_a_feed_that_is_no_longer_configured(self):
+        """It is named at each start until it is deleted, which needs no configuration of it; then its name is free and its space is back."""
         packd = harness.Daemon(feeds=[FEED, {**FEED, "name": "old"}])
         packd.start()
         push = peer.Push(packd.address, feed="old", stream="a")
         push.welcome()
-        push.block([[1, 2, 3]])
-        push.wait_durable(1)
+        push.block([[1] * 60] * 3000)
+        push.wait_durable(3000)
         push.close()
+        peer.open_job(packd.address, feed="old")
         packd.stop()
         self.assertNotIn("feed_not_configured", packd.log())
         packd.config["feeds"] = [FEED]
+        packd.start()
+        self.assertRegex(packd.log(), "feed_not_configured feed=old .*packctl delete-feed --feed old")
+        held = packd.metrics()["packd_log_bytes"]
+        self.assertIn("feed old is empty", packd.packctl("delete-feed", "--feed", "old").stdout)
+        harness.wait_for("its data is gone", lambda: " feed_purged feed=old" in packd.log())
+        harness.wait_for("its space is free", lambda: packd.metrics()["packd_log_bytes"] < held - 3000 * 60 * 4)
+        again = packd.packctl("delete-feed", "--feed", "old", check=False)
+        self.assertIn("neither the configuration nor the log has a feed 'old'", again.stderr)
+        self.assertNotEqual(again.returncode, 0)
+        packd.kill()
+        packd.start()
+        self.assertEqual(packd.log().count("feed_not_configured"), 1)
+        packd.stop()
+        packd.config["feeds"] = [FEED, {**FEED, "name": "old"}]
         with packd:
-            self.assertRegex(packd.log(), "feed_not_configured feed=old ")
+            push = peer.Push(packd.address, feed="old", stream="a")
+            self.assertEqual(push.welcome().next_seq, 0)
+            push.close()
 
     def test_health_follows_the_truth(self):
         def health(packd, service=""):

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -339,6 +340,7 @@ class Trouble:
                  {"name": "wide", "seq_len": 64, "window": 4, "strategy": "none"},
                  {"name": "full", "seq_len": 4096, "window": 8}]
         self.bad = harness.Daemon(feeds=feeds, extra={"log": {"max_bytes": "24MiB", "durability": "process"}, "limits": {"max_sample_bytes": "64KiB"},
+                                                      "listen_health": ["127.0.0.1:0"],
                                                       "validate": {"backend": "off"}})
         self.faulty = harness.Daemon(program=FAULTY, environment={"PACKD_TEST_FAULT": "wrong total of tokens", "PACKD_TEST_FAULT_STEP": "1",
                                                                   "PACKD_TEST_FAULT_TIMES": "2"})
@@ -379,7 +381,24 @@ class Trouble:
         self.background.append(threading.Thread(target=rank, daemon=True))
         self.background[-1].start()
 
+    def crowd(self):
+        """More connections than the address for probes has places, until the test ends."""
+        with open(self.bad.ports_path()) as file:
+            host, _, port = json.load(file)["health"][0].rpartition(":")
+
+        def knock():
+            held = []
+            while not self.stop.wait(0.1):
+                held.append(socket.create_connection((host, int(port)), timeout=10))
+                if len(held) > 40:
+                    held.pop(0).close()
+            for connection in held:
+                connection.close()
+        self.background.append(threading.Thread(target=knock, daemon=True))
+        self.background[-1].start()
+
     def cause(self):
+        self.crowd()
         self.push(self.bad, "starve", [[1] * 64] * 40 + [[]] * 20)
         self.wait_on(self.fetch(self.bad, "starve", 30))
         wide = self.push(self.bad, "wide", [[1] * 64] * 20)

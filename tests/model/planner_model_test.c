@@ -1,5 +1,6 @@
 /* The planner against the plain one, and against itself: other block boundaries, other rhythms of
- * calls, save and restore at any point. Seeds are printed; PACKD_TEST_SEED runs one, PD_CASES that many. */
+ * calls, save and restore at any point. Seeds are printed; PACKD_TEST_SEED runs one, PD_CASES that
+ * many. */
 #include "tests/model/planner_case.h"
 
 #include <stdio.h>

@@ -5,6 +5,8 @@ import json
 import os
 import tempfile
 import unittest
+import unittest.mock
+import weakref
 
 import numpy
 
@@ -132,6 +134,70 @@ class LeRobotTest(unittest.TestCase):
             self.read(cameras=["base"])
         with self.assertRaisesRegex(packd.InvalidArgument, "not a data set in LeRobot's layout: meta/info.json"):
             list(readers_lerobot.frames(os.path.join(self.root, "data")))
+
+    def refused(self, said, **options):
+        with self.subTest(said), self.assertRaisesRegex(packd.InvalidArgument, said):
+            self.read(**options)
+
+    def test_files_that_the_data_set_names(self):
+        """Paths of images: below the directory, through links there too, and nowhere else."""
+        outside = tempfile.TemporaryDirectory()
+        self.addCleanup(outside.cleanup)
+        secret = os.path.join(outside.name, "secret")
+        with open(secret, "wb") as file:
+            file.write(b"not the data set's")
+        self.write("images/here", b"png here")
+        os.symlink(secret, os.path.join(self.root, "images/linked"))
+        table = "data/chunk-000/episode_000000.parquet"
+
+        def name(path):
+            self.table(table, [{**row, "observation.images.base": {"bytes": None, "path": path}} for row in rows(0)])
+        for path, content in (("images/here", b"png here"), ("./images/linked", b"not the data set's")):
+            name(path)
+            self.assertEqual(self.read(cameras=["base"])[0]["tensors"]["frame"].values.tobytes(), content)
+        for path in (secret, "../" + os.path.relpath(secret, os.path.dirname(self.root)), "images/../../x", "..", "", None):
+            name(path)
+            self.refused("episode-0/frame-0: observation.images.base: .*: expected a path below", cameras=["base"])
+        for path, said in (("images/none", "No such file"), ("images", "directory"), ("images/a\0b", "null byte")):
+            name(path)
+            self.refused(said, cameras=["base"])
+
+    def test_descriptions_that_make_no_sense(self):
+        before = json.dumps(self.info)
+
+        def write(info):
+            self.write("meta/info.json", json.dumps(info).encode())
+        for path, said in (("/etc/{episode_index}", "expected a path below"), ("videos/../../{episode_index}", "expected a path below"),
+                           ("{episode_index}/{chunk}", "KeyError"), ("{episode_index.x}", "AttributeError"), ("{episode_index:q}", "ValueError"),
+                           ("{episode_index}/{}", "IndexError")):
+            write({**self.info, "video_path": path})
+            self.refused(f"video_path .*{said}")
+        write({**self.info, "chunks_size": 0})
+        self.refused("video_path .*ZeroDivisionError")
+        for shape in ([], [3], [3, 56], [3, 56, 90, 1], [3, 0, 90], [3, 56.5, 90], {"height": 56}, 56, None):
+            info = json.loads(before)
+            info["features"]["observation.images.wrist"]["shape"] = shape
+            write(info)
+            self.refused("camera wrist has shape .*: expected height, width and channels")
+        info = json.loads(before)
+        info["features"]["observation.images.base"] |= {"names": ["height", "width", "channel", "more"]}
+        write(info)
+        self.assertEqual(self.read()[0]["spans"][0].grid, (1, 4, 6))
+        for tasks in (b'{"task_index": 0}', b"{", b"[]", b"7"):
+            self.write("meta/tasks.jsonl", tasks)
+            self.refused("meta/tasks: ")
+
+    def test_nothing_of_a_data_set_is_kept(self):
+        made = []
+        kept = readers_lerobot._DataSet
+
+        def noted(*arguments):
+            data = kept(*arguments)
+            made.append(weakref.ref(data))
+            return data
+        with unittest.mock.patch.object(readers_lerobot, "_DataSet", noted):
+            self.read()
+        self.assertEqual([data() for data in made], [None])
 
     def test_through_the_daemon(self):
         pushed = self.read()

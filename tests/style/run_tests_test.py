@@ -104,7 +104,6 @@ class RunTestsTest(unittest.TestCase):
         self.assertEqual(output.splitlines()[-1], "2 passed, 1 failed")
         self.assertEqual(status, 1)
 
-
     def test_findings_fail(self):
         self.write("tools/lint.py", "print('a.c:1: bad'); raise SystemExit(1)\n")
         status, output = self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n")

@@ -51,8 +51,7 @@ static void test_no_false_alarm(void **state)
     }
 }
 
-/* ---- one element changed
- * -------------------------------------------------------------------------- */
+/* ---- one element changed ---- */
 
 /* Which findings name a change of the array rightly. Arrays over positions have one owner each; a
  * moved boundary may also show as a length that no longer fits its slot, or as positions that do
@@ -225,8 +224,7 @@ static void test_digest_finds_content(void **state)
     }
 }
 
-/* ---- by hand
- * -------------------------------------------------------------------------------------- */
+/* ---- by hand ---- */
 
 /* Rows of 8: 3 + 2 + padding, and 4 + 4. */
 static struct layout_case *two_rows(void)

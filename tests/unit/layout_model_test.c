@@ -14,8 +14,7 @@
 
 #define NO PD_LABEL_NONE
 
-/* ---- the model
- * ------------------------------------------------------------------------------------ */
+/* ---- the model ---- */
 
 /* What one position is. */
 struct place {

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -537,15 +538,68 @@ static void test_records(void **unused)
     pd_log_close(log);
 }
 
+/* A start on a full disk leaves nothing that a later start would take for a log that is lost. */
+static void test_begun_in_vain(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct rlimit limit, old;
+    seq_case_dir(&c, "vain");
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = (struct rlimit){.rlim_cur = 4096, .rlim_max = old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int rc = try_open(c.dir, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_true(rc < 0);
+    assert_string_not_equal(error.reason, "LOG_MISSING");
+    pd_log_close(open_log(c.dir, PD_DURABILITY_PROCESS));
+}
+
+static int stop_at_tenth(void *ctx, const struct pd_record *record)
+{
+    struct pd_log *log = ctx;
+    pd_log_stop_scans(log, record->position % 10 == 9);
+    return 0;
+}
+
+/* A start that is to end early reads no record more; afterwards the log is as before. */
+static void test_stopped_scan(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    uint64_t position, end;
+    seq_case_dir(&c, "stopped");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    struct pd_buf body = {0};
+    pd_buf_put_u64(&body, 1);
+    begin(log);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(pd_log_append_record(log, PD_RECORD_FLUSH, 0, &body, &error), 0);
+    assert_int_equal(pd_log_scan_records(log, 0, stop_at_tenth, log, &error), PD_ECANCELED);
+    assert_string_equal(error.reason, "SCAN_STOPPED");
+    assert_true(pd_log_scanned(log, &position, &end));
+    assert_int_equal(position, 10);
+    pd_log_stop_scans(log, false);
+    uint64_t seen[2] = {pd_log_next_position(log) - 100, 0};
+    assert_int_equal(pd_log_scan_records(log, 0, count_record, seen, &error), 0);
+    commit(log);
+    pd_buf_fini(&body);
+    pd_log_close(log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reopen),      cmocka_unit_test(test_two_opens),
-        cmocka_unit_test(test_bad_places),  cmocka_unit_test(test_damaged_identity),
-        cmocka_unit_test(test_missing),     cmocka_unit_test(test_counts_damaged),
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_fault),
-        cmocka_unit_test(test_failed_sync), cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_records),
+        cmocka_unit_test(test_reopen),       cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places),   cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_missing),      cmocka_unit_test(test_counts_damaged),
+        cmocka_unit_test(test_truncated),    cmocka_unit_test(test_fault),
+        cmocka_unit_test(test_failed_sync),  cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),    cmocka_unit_test(test_records),
+        cmocka_unit_test(test_stopped_scan), cmocka_unit_test(test_begun_in_vain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

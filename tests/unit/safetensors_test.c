@@ -152,8 +152,7 @@ static void test_empty(void **state)
     free(image);
 }
 
-/* ---- refused on writing
- * --------------------------------------------------------------------------- */
+/* ---- refused on writing ---- */
 
 static void refuse_tensor(struct pd_tensor tensor, const char *reason)
 {
@@ -232,8 +231,7 @@ static void test_names_twice(void **state)
     free(image);
 }
 
-/* ---- refused on reading
- * --------------------------------------------------------------------------- */
+/* ---- refused on reading ---- */
 
 static int parse_text(const char *header, size_t data_bytes, struct pd_error *error)
 {
@@ -358,8 +356,7 @@ static void test_header_length(void **state)
     }
 }
 
-/* ---- files
- * ---------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 
 static void test_load_errors(void **state)
 {
@@ -426,8 +423,7 @@ static void test_full_disk(void **state)
     fclose(file);
 }
 
-/* ---- failing memory
- * ------------------------------------------------------------------------------- */
+/* ---- failing memory ---- */
 
 static long allocations_left;
 

@@ -7,6 +7,8 @@ the GIL around every call. libpackd.so is looked for in this order:
     beside this file                     a wheel carries it
     client/ and bazel-bin/client/        above this file: a built source tree
 
+A library of another version than the header's is refused.
+
 libpackd must not be used on both sides of a fork: `library()` refuses in a child whose parent had already opened something.
 """
 
@@ -54,13 +56,14 @@ def _candidates() -> list[Path]:
     return [_HERE / "libpackd.so", tree / "client" / "libpackd.so", source / "bazel-bin" / "client" / "libpackd.so"]
 
 
-def _header() -> str:
-    """packd.h without what cffi's parser does not take: preprocessor, comments, the C++ bracket."""
+def _header() -> tuple[str, str]:
+    """packd.h without what cffi's parser does not take (preprocessor, comments, the C++ bracket), and the version that it is of."""
     for path in (_HERE / "packd.h", _HERE.parents[1] / "include" / "packd.h"):
         if path.exists():
-            text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+            whole = path.read_text()
+            text = re.sub(r"/\*.*?\*/", "", whole, flags=re.S)
             text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)
-            return re.sub(r"^#.*$", "", text, flags=re.M)
+            return re.sub(r"^#.*$", "", text, flags=re.M), re.search(r'#define PACKD_VERSION_STRING "([^"]+)"', whole)[1]
     raise errors.LibraryNotFound(f"packd.h is not beside {_HERE}: the package is incomplete; install its wheel again")
 
 
@@ -75,11 +78,17 @@ def _load() -> tuple[Any, Any]:
         raise errors.LibraryNotFound(f"libpackd.so is in none of {', '.join(map(str, paths))}: build it (bazel build "
                                      "//client:libpackd.so) or set PACKD_LIBRARY to its path")
     ffi = cffi.FFI()
-    ffi.cdef(_header())
+    header, version = _header()
+    ffi.cdef(header)
     try:
-        return ffi, ffi.dlopen(str(path))
-    except OSError as error:
-        raise errors.LibraryNotFound(f"{path} cannot be loaded: {error}") from error
+        lib = ffi.dlopen(str(path))
+        found = text(ffi, lib.packd_version())
+    except (OSError, AttributeError) as error:
+        raise errors.LibraryNotFound(f"{path} cannot be loaded as libpackd: {error}") from error
+    if found != version:  # its structs may be laid out otherwise
+        raise errors.LibraryNotFound(f"{path} is libpackd {found}, and this package was written for {version}: install both from one release, or set "
+                                     "PACKD_LIBRARY to a library of that version")
+    return ffi, lib
 
 
 def library() -> tuple[Any, Any]:
@@ -158,20 +167,23 @@ def _plain_field(ffi: Any, value: Any, kind: Any) -> Any:
 def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -> int:
     """call() on a thread of its own, so that the waiting caller sees signals although the C call cannot be cut into slices.
 
-    call() must end by itself, by its timeout. Where the wait is ended by an exception (KeyboardInterrupt), the call goes on alone, and
-    undo() takes back what it
-    made once it has returned 0.
+    call() must end by itself, by its timeout; what it raises is raised here. Where the wait is ended by an exception (KeyboardInterrupt), the call
+    goes on alone, and undo() takes back what it made once it has returned 0.
     """
-    done, lock, codes, alone = threading.Event(), threading.Lock(), [], []
+    done, lock, codes, alone, raised_there = threading.Event(), threading.Lock(), [], [], []
 
     def run():
-        code = call()
-        with lock:
-            codes.append(code)
-            undone = bool(alone) and code == 0
-        if undone and undo:
-            undo()
-        done.set()
+        try:
+            code = call()
+            with lock:
+                codes.append(code)
+                undone = bool(alone) and code == 0
+            if undone and undo:
+                undo()
+        except BaseException as error:  # pylint: disable=broad-exception-caught
+            raised_there.append(error)
+        finally:
+            done.set()
 
     threading.Thread(target=run, name="packd-call", daemon=True).start()
     try:
@@ -183,6 +195,8 @@ def in_thread(call: Callable[[], int], undo: Callable[[], None] | None = None) -
         if finished and undo:
             undo()
         raise
+    if raised_there:
+        raise raised_there[0]
     return codes[0]
 
 
@@ -206,9 +220,24 @@ def server_token(token: str | None) -> str | None:
     return token or os.environ.get("PACKD_TOKEN") or None
 
 
+def whole(name: str, value: Any, least: int = 0, most: int = (1 << 64) - 1) -> int:
+    """The value as an int. InvalidArgument: it is no integer, or out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise errors.InvalidArgument(f"{name} {value!r}: expected an integer", reason="BAD_RANGE") from error
+    if not least <= number <= most:
+        raise errors.InvalidArgument(f"{name} {number}: expected {least} to {most}", reason="BAD_RANGE")
+    return number
+
+
 def milliseconds(seconds: float | None, default: float = DEFAULT_TIMEOUT) -> int:
     """A timeout in seconds as libpackd's milliseconds; None: the default. InvalidArgument: negative, NaN or infinite."""
     seconds = default if seconds is None else seconds
+    try:
+        seconds = float(seconds)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise errors.InvalidArgument(f"timeout {seconds!r}: expected seconds", reason="BAD_RANGE") from error
     if not (math.isfinite(seconds) and seconds >= 0):
         raise errors.InvalidArgument(f"timeout {seconds!r}: expected seconds, 0 or more; there is no infinite wait", reason="BAD_RANGE")
     return math.ceil(seconds * 1000)

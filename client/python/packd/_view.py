@@ -18,7 +18,7 @@ from packd.batch import COLUMN_DTYPES, NUMPY_DTYPES, Batch, Samples
 DTYPES = dict(enumerate(NUMPY_DTYPES, 1))
 LABELS = {1: "unshifted", 2: "shifted"}
 LOSS = {1: "token", 2: "sample"}
-ATTENTION = {1: "varlen", 2: "fixed"}
+ATTENTION = {0: "unknown", 1: "varlen", 2: "fixed"}
 _NUMBERS = ("step", "micro", "dp_rank", "rows", "width", "step_packs", "dp_size", "accum", "n_segments", "n_real_segments", "max_seqlen",
             "max_seqlen_real", "max_seqlen_padded", "fixed_segments", "pad_id", "config_digest", "plan_digest", "planner_version", "width_bound",
             "saved_positions")
@@ -98,7 +98,7 @@ def _header(ffi: Any, batch: Any) -> dict[str, Any]:
     header["feed"], header["job"] = _lib.text(ffi, batch.feed), _lib.text(ffi, batch.job)
     header["label_convention"] = LABELS.get(batch.labels, "unshifted")
     header["loss_weight_policy"] = LOSS.get(batch.loss_weight_policy, "token")
-    header["attention_path"], header["attention_why"] = ATTENTION.get(batch.attention_path, "varlen"), _lib.text(ffi, batch.attention_why)
+    header["attention_path"], header["attention_why"] = ATTENTION.get(batch.attention_path, "unknown"), _lib.text(ffi, batch.attention_why)
     header["packs"] = list(batch.packs[0:batch.rows])
     header["batch_totals"] = _totals(ffi, batch.batch_totals)
     header["step_totals"] = _totals(ffi, batch.step_totals)

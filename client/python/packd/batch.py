@@ -72,19 +72,25 @@ class Samples:
     def from_rows(cls, rows: list[Mapping[str, Any]] | list[Sample]) -> Samples:
         """From one mapping (or Sample) a row; absent entries are 0, empty, or the name "default"."""
         rows = [row._asdict() if isinstance(row, Sample) else row for row in rows]
+        odd = next((at for at, row in enumerate(rows) if not isinstance(row, Mapping)), None)
+        if odd is not None:
+            raise InvalidArgument(f"sample table: row {odd} is {type(rows[odd]).__name__}: expected a mapping or a Sample")
         unknown = {key for row in rows for key in row} - set(Sample._fields)
         if unknown:
             raise InvalidArgument(f"sample table: unknown columns {sorted(unknown)}; there are {list(Sample._fields)}")
         columns: dict[str, Any] = {}
         for name in Sample._fields:
             values = [row.get(name, _DEFAULTS.get(name, 0)) for row in rows]
-            columns[name] = numpy.array(values, COLUMN_DTYPES[name]) if name in COLUMN_DTYPES else values
+            try:
+                columns[name] = numpy.array(values, COLUMN_DTYPES[name]) if name in COLUMN_DTYPES else values
+            except (OverflowError, TypeError, ValueError) as error:
+                raise InvalidArgument(f"sample table: column {name}: {error}") from error
         return cls(len(rows), columns)
 
     def column(self, name: str) -> Any:
-        """The column of that name: NumPy array of COLUMN_DTYPES, else list."""
-        if name not in Sample._fields:
-            raise AttributeError(f"the sample table has no column {name!r}; there are {list(Sample._fields)}")
+        """The column of that name: NumPy array of COLUMN_DTYPES, else list. InvalidArgument: there is none."""
+        if not isinstance(name, str) or name not in Sample._fields:
+            raise InvalidArgument(f"the sample table has no column {name!r}; there are {list(Sample._fields)}")
         value = self._columns.get(name)
         if value is None:
             value = (numpy.zeros(self._count, COLUMN_DTYPES[name]) if name in COLUMN_DTYPES
@@ -95,8 +101,8 @@ class Samples:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name not in Sample._fields:
+            raise AttributeError(f"the sample table has no column {name!r}; there are {list(Sample._fields)}")
         return self.column(name)
 
     def __len__(self) -> int:
@@ -235,7 +241,7 @@ class Batch(Named):
             loss {name: {"count": int, "weight": float}}, "tokens" first
         samples (Samples)
         width_bound, saved_positions (int; a padded job's width, and what the batch's own spares), attention_path ("varlen" | "fixed", a hint for
-            trainers that have both kernels), attention_why (str)
+            trainers that have both kernels; "unknown" of a server that does not say), attention_why (str)
         config_digest, plan_digest, planner_version (int), delivery (dict: verdict, backend, device, generation, times ...)
     """
 
@@ -260,6 +266,8 @@ class Batch(Named):
         header["samples"] may be a list of mappings, as for Samples.from_rows. InvalidArgument: tokens that are not [R, W], a dtype that is
         no array's.
         """
+        if not isinstance(arrays, Mapping):
+            raise InvalidArgument(f"arrays is {type(arrays).__name__}: expected a mapping of names to arrays")
         arrays = {name: numpy.asarray(array) for name, array in arrays.items()}
         return cls(arrays, _completed(arrays, dict(header or {})))
 

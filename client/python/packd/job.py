@@ -170,8 +170,7 @@ class Job:
         Raises InvalidArgument (COMMIT_BEYOND_FETCHED: a step that fetch() has not returned completely), Fenced, Timeout.
         """
         timeout_ms = _lib.milliseconds(timeout, self._timeout)
-        if not 0 <= step < 1 << 64:
-            raise errors.InvalidArgument(f"commit of step {step}: expected 0 or more", reason="BAD_RANGE", **self._facts(step))
+        step = _lib.whole("commit of step", step)
         with self._one:
             self._check_open()
             error = self._ffi.new("struct packd_error *")

@@ -94,6 +94,11 @@ def _choice(what: str, value: str, choices: Mapping[str, int]) -> int:
     return choices[value]
 
 
+def _check_mapping(tensors: Any) -> None:
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgument(f"tensors is {type(tensors).__name__}: expected a mapping of names to arrays", reason="BAD_TENSOR")
+
+
 class Filler:
     """C structs of one call, and whatever they point to."""
 
@@ -105,11 +110,16 @@ class Filler:
         self.kept.append(thing)
         return thing
 
-    def _text(self, value: str) -> Any:
+    def _text(self, what: str, value: str) -> Any:
+        """A C string. InvalidArgument: no text, or text that C would cut at its NUL."""
+        if not isinstance(value, str) or "\0" in value:
+            raise InvalidArgument(f"{what} {value!r}: expected text without NUL", reason="BAD_NAME")
         return self.keep(self.ffi.new("char[]", value.encode()))
 
     def spans(self, sample: Any, spans: Sequence[Span], merge: int) -> None:
         """Into a struct packd_sample."""
+        if not isinstance(spans, Sequence) or not all(isinstance(span, Span) for span in spans):
+            raise InvalidArgument(f"spans={spans!r:.100}: expected a list of packd.Span", reason="BAD_SPAN")
         c = self.keep(self.ffi.new("struct packd_span[]", len(spans)))
         for to, span in zip(c, spans):
             try:
@@ -118,7 +128,7 @@ class Filler:
             except (OverflowError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"{span}: {error}", reason="BAD_SPAN") from error
             if span.view is not None:
-                to.view = self._text(span.view)
+                to.view = self._text("a span's view", span.view)
         sample.spans, sample.span_count, sample.merge = c, len(spans), merge
 
     def tensor(self, to: Any, name: str, tensor: Tensor) -> tuple[numpy.ndarray, int]:
@@ -127,16 +137,18 @@ class Filler:
         dims = array.shape if tensor.axis == "sample" else array.shape[1:]
         if len(dims) > 3 or (tensor.axis != "sample" and array.ndim == 0):
             raise InvalidArgument(f"tensor {name}: elements of {list(dims)}: expected at most 3 dimensions each", reason="BAD_TENSOR")
-        to.name, to.dtype, to.axis, to.unit = self._text(name), DTYPES[dtype], _choice("axis", tensor.axis, AXES), _choice("unit", tensor.unit, UNITS)
-        to.ndim, to.align_input, to.is_loss = len(dims), _choice("align", tensor.align, {"target": 0, "input": 1}), tensor.loss
+        to.name, to.dtype, to.axis = self._text("tensors: the name", name), DTYPES[dtype], _choice("axis", tensor.axis, AXES)
+        to.unit, to.ndim, to.is_loss = _choice("unit", tensor.unit, UNITS), len(dims), tensor.loss
+        to.align_input = _choice("align", tensor.align, {"target": 0, "input": 1})
         for at, size in enumerate(dims):
             to.dims[at] = size
         if tensor.pad_value != 0:
             to.pad_value = self.keep(self.ffi.new("uint8_t[]", _scalar(tensor.pad_value, dtype)))
         if tensor.pad_mask is not None:
-            to.pad_mask = self._text(tensor.pad_mask)
+            to.pad_mask = self._text(f"tensor {name}: pad_mask", tensor.pad_mask)
         if tensor.views:
-            to.span_views, to.span_view_count = self.keep(self.ffi.new("const char *[]", [self._text(view) for view in tensor.views])), len(tensor.views)
+            views = [self._text(f"tensor {name}: view", view) for view in tensor.views]
+            to.span_views, to.span_view_count = self.keep(self.ffi.new("const char *[]", views)), len(views)
         if tensor.run_counts is not None:
             counts = self.keep(numpy.ascontiguousarray(_ragged.as_int32("run_counts", tensor.run_counts, 0), "uint32"))
             to.run_counts = self.ffi.from_buffer("uint32_t[]", counts)
@@ -148,6 +160,7 @@ class Filler:
 
     def tensors(self, sample: Any, tensors: Mapping[str, Any], count: int) -> None:
         """Into a struct packd_sample of `count` tokens. InvalidArgument: a token tensor of another length."""
+        _check_mapping(tensors)
         c = self.keep(self.ffi.new("struct packd_tensor[]", len(tensors)))
         for to, (name, given) in zip(c, tensors.items()):
             tensor = as_tensor(name, given)
@@ -161,6 +174,7 @@ class Filler:
 
     def token_tensors(self, tensors: Mapping[str, Any], lengths: numpy.ndarray) -> Any:
         """struct packd_tensor[samples * tensors] of token tensors laid out as all samples' tokens."""
+        _check_mapping(tensors)
         c = self.keep(self.ffi.new("struct packd_tensor[]", len(tensors) * len(lengths)))
         for number, (name, given) in enumerate(tensors.items()):
             tensor = as_tensor(name, given)

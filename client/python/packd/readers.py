@@ -23,7 +23,7 @@ import itertools
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, BinaryIO
 
 import numpy
@@ -41,6 +41,8 @@ _MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6
 
 def utf8(text: str) -> numpy.ndarray:
     """The bytes of a text as token ids, 0 to 255."""
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}: expected str")
     return numpy.frombuffer(text.encode(), "uint8")
 
 
@@ -48,7 +50,7 @@ def content_id(*paths: str | os.PathLike) -> str:
     """A digest (hex) of files' bytes, for Producer(content_id=...): changed data cannot pass for what was pushed before."""
     digest = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as file:
+        with open(os.fspath(path), "rb") as file:  # a number would be taken for a descriptor, and closed
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
@@ -57,6 +59,8 @@ def content_id(*paths: str | os.PathLike) -> str:
 def sample(record: Mapping[str, Any], where: str, *, tokens: str | None = None, text: str | None = None,
            tokenize: Tokenize | None = None) -> Sample:
     """One record as a sample; `where` is its place, for errors."""
+    if not isinstance(record, Mapping):
+        raise InvalidArgument(f"{where}: {type(record).__name__}: expected a mapping of names to values", reason="BAD_RECORD")
     made: Sample = {name: record[name] for name in _CARRIED if record.get(name) is not None}
     ids = next((record[name] for name in ((tokens,) if tokens else () if text else _TOKENS) if record.get(name) is not None), None)
     if ids is None:
@@ -65,6 +69,8 @@ def sample(record: Mapping[str, Any], where: str, *, tokens: str | None = None, 
             wanted = [name for name in (tokens, text) if name] or [*_TOKENS, *_TEXT]
             raise InvalidArgument(f"{where}: the record has {sorted(record)}: expected {' or '.join(wanted)}", reason="BAD_RECORD")
         ids = (tokenize or utf8)(words)
+    if not isinstance(ids, Sized):
+        raise InvalidArgument(f"{where}: tokens are {type(ids).__name__}: expected a list of token ids", reason="BAD_RECORD")
     if len(ids) == 0:
         raise InvalidArgument(f"{where}: no tokens; leave such records out", reason="BAD_RECORD")
     return made | {"tokens": ids}
@@ -92,8 +98,10 @@ def hf(dataset: Iterable[Mapping[str, Any]], **fields: Any) -> Iterator[Sample]:
     arrays where the data set can give them so. fields: as sample()."""
     rows = dataset.with_format("numpy") if hasattr(dataset, "with_format") else dataset
     for number, record in enumerate(rows):
-        plain = {name: value.item() if isinstance(value, numpy.generic) else value for name, value in record.items()}
-        yield sample(plain, f"record {number}", **fields)
+        where = f"record {number}"
+        if not isinstance(record, Mapping):
+            raise InvalidArgument(f"{where}: {type(record).__name__}: expected a mapping of names to values", reason="BAD_RECORD")
+        yield sample({name: value.item() if isinstance(value, numpy.generic) else value for name, value in record.items()}, where, **fields)
 
 
 def parquet(path: str | os.PathLike, *, batch_rows: int = 1024, **fields: Any) -> Iterator[Sample]:
@@ -123,6 +131,8 @@ def webdataset(path: str | os.PathLike | BinaryIO, **fields: Any) -> Iterator[Sa
     NAME.json is a record; NAME.FIELD.npy is the array of that field and NAME.npy that of `tokens`; NAME.txt is text. The key is NAME, unless the
     record has one. Other members are passed over. fields: as sample().
     """
+    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
+        raise TypeError(f"path is {type(path).__name__}: expected a path, or a file opened to read bytes")
     place = os.fspath(path) if isinstance(path, (str, os.PathLike)) else "tar"
     with tarfile.open(path, "r|*") if isinstance(path, (str, os.PathLike)) else tarfile.open(fileobj=path, mode="r|*") as archive:
         name, record = None, {}

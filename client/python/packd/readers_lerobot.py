@@ -19,16 +19,16 @@ A sample is, for each camera, `before`, placeholders, `after`; then the task's t
     frame_ref_sha256  uint8 [32], unit span   of that file
     pixel_values    unit patch       instead of the three, where `patches` is given
 
-Its key is "episode-E/frame-F", its group "episode-E". Videos are found in data sets of version 2 (a file for each episode and camera).
+Its key is "episode-E/frame-F", its group "episode-E". Videos are found in data sets of version 2 (a file for each episode and camera). A file that the data
+set names must lie below its directory: a path that is absolute or has ".." is refused. Links there are followed, since caches of hubs are made of them.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy
@@ -40,6 +40,8 @@ from packd.readers import Sample, Tokenize, utf8
 Grid = tuple[int, int, int]
 EDGES = ("height", "width")
 PATCH, SIDE = 14, 2  # pixels along a patch, patches along a token, of Qwen2-VL
+DIGESTS_MAX = 64  # an episode's videos and some more
+MALFORMED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ZeroDivisionError)  # what reading a description may come to
 
 
 def fit(height: int, width: int) -> Grid:
@@ -57,7 +59,8 @@ def frames(root: str | Path, *, tokenize: Tokenize | None = None, image_token: i
     follows the last dot of the feature), in the order of the sample; None: all, by name. chunk: C. every: frames from one sample to the next.
     merge: patches per token. grid: of (height, width) in pixels, where frames stay encoded. patches: (camera, what `frame` or `frame_ref` would hold)
     -> ([P, D], grid), for patches made here.
-    InvalidArgument: no such data set, a camera, column or task that it lacks, a grid that is no multiple of the merge. Unsupported: no pyarrow; videos of version 3.
+    InvalidArgument: no such data set, a camera, column, task or file that it lacks, a shape or video_path that makes no sense, a path that leads out of its
+    directory, a grid that is no multiple of the merge. Unsupported: no pyarrow; videos of version 3.
     """
     try:
         import pyarrow.parquet
@@ -131,11 +134,12 @@ class _DataSet:
 
     def __init__(self, root: Path, parquet: Any, cameras: Sequence[str] | None):
         self.root, self.parquet = root, parquet
+        self.digests: dict[str, numpy.ndarray] = {}
         try:
             self.info = json.loads((root / "meta" / "info.json").read_text())
             self.features = {name.rpartition(".")[2]: (name, feature) for name, feature in sorted(self.info["features"].items())
                              if feature["dtype"] in ("image", "video")}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise InvalidArgument(f"{root}: not a data set in LeRobot's layout: meta/info.json: {error!r}", reason="BAD_RECORD") from error
         self.cameras = list(self.features) if cameras is None else list(cameras)
         unknown = [camera for camera in self.cameras if camera not in self.features]
@@ -145,13 +149,16 @@ class _DataSet:
 
     def _tasks(self) -> dict[int, str]:
         lines, table = self.root / "meta" / "tasks.jsonl", self.root / "meta" / "tasks.parquet"
-        if lines.exists():
-            rows = [json.loads(line) for line in lines.read_text().splitlines() if line.strip()]
-        elif table.exists():  # version 3: the text is a pandas index
-            rows = self.parquet.read_table(table).to_pylist()
-        else:
+        if not lines.exists() and not table.exists():
             raise InvalidArgument(f"{self.root}: neither meta/tasks.jsonl nor meta/tasks.parquet", reason="BAD_RECORD")
-        return {row["task_index"]: row["task"] if "task" in row else row["__index_level_0__"] for row in rows}
+        try:
+            if lines.exists():
+                rows = [json.loads(line) for line in lines.read_text().splitlines() if line.strip()]
+            else:  # version 3: the text is a pandas index
+                rows = self.parquet.read_table(table).to_pylist()
+            return {row["task_index"]: row["task"] if "task" in row else row["__index_level_0__"] for row in rows}
+        except MALFORMED as error:
+            raise InvalidArgument(f"{self.root}: meta/tasks: {error!r}: expected task_index and task of each", reason="BAD_RECORD") from error
 
     def episodes(self) -> Iterator[list[dict[str, Any]]]:
         """Rows of one episode after the other, files in the order of their names."""
@@ -179,8 +186,10 @@ class _DataSet:
     def size(self, camera: str) -> tuple[int, int]:
         """Height and width in pixels: by the names of the shape, else by which end has the channels."""
         feature = self.features[camera][1]
-        shape, names = list(feature["shape"]), feature.get("names")
-        if isinstance(names, list) and all(name in names for name in EDGES):
+        shape, names = feature.get("shape"), feature.get("names")
+        if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(edge, int) and edge > 0 for edge in shape):
+            raise InvalidArgument(f"{self.root}: camera {camera} has shape {shape!r}: expected height, width and channels", reason="BAD_RECORD")
+        if isinstance(names, list) and len(names) == len(shape) and all(name in names for name in EDGES):
             return tuple(shape[names.index(name)] for name in EDGES)
         return (shape[1], shape[2]) if shape[0] in (1, 3, 4) else (shape[0], shape[1])
 
@@ -190,7 +199,7 @@ class _DataSet:
             return f"{self.video(row, camera)}#t={row.get('timestamp') or 0:.6f}".encode()
         cell = row[self.features[camera][0]]
         if isinstance(cell, dict):
-            cell = cell.get("bytes") or (self.root / cell["path"]).read_bytes()
+            cell = cell.get("bytes") or self._read(cell.get("path"), f"{_key(row)}: {self.features[camera][0]}")
         if not isinstance(cell, bytes):
             raise InvalidArgument(f"{self.root}: {_key(row)}: {self.features[camera][0]} is {type(cell).__name__}: expected encoded bytes, or a "
                                   "structure of bytes and path", reason="BAD_RECORD")
@@ -199,16 +208,36 @@ class _DataSet:
     def video(self, row: Mapping[str, Any], camera: str) -> str:
         """Path of the episode's video, below the directory."""
         template = self.info.get("video_path") or ""
-        if "{episode_index" not in template:
+        if not isinstance(template, str) or "{episode_index" not in template:
             raise Unsupported(f"{self.root}: video_path {template!r} has no file for each episode: only version 2 is read; choose cameras= that are images")
-        episode = row["episode_index"]
-        return template.format(episode_index=episode, episode_chunk=episode // int(self.info.get("chunks_size", 1000)), video_key=self.features[camera][0])
-
-    @functools.lru_cache(64)
-    def digest(self, path: str) -> numpy.ndarray:
-        """SHA-256 of a file below the directory, uint8 [32]."""
         try:
-            with open(self.root / path, "rb") as file:
-                return numpy.frombuffer(hashlib.file_digest(file, "sha256").digest(), "uint8")
-        except OSError as error:
-            raise InvalidArgument(f"{self.root}: {error}", reason="BAD_RECORD") from error
+            episode = row["episode_index"]
+            path = template.format(episode_index=episode, episode_chunk=episode // int(self.info.get("chunks_size", 1000)), video_key=self.features[camera][0])
+        except MALFORMED as error:
+            raise InvalidArgument(f"{self.root}: {_key(row)}: video_path {template!r}: {error!r}", reason="BAD_RECORD") from error
+        self._below(path, f"video_path {template!r}")
+        return path
+
+    def digest(self, path: str) -> numpy.ndarray:
+        """SHA-256 of a file below the directory, uint8 [32]; the last ones are kept."""
+        if path not in self.digests:
+            if len(self.digests) == DIGESTS_MAX:
+                self.digests.clear()
+            self.digests[path] = numpy.frombuffer(self._read(path, "video_path", hashed=True), "uint8")
+        return self.digests[path]
+
+    def _below(self, path: Any, what: str) -> Path:
+        """Where a file is that the data set names. InvalidArgument: no path, or one that leads out of the directory."""
+        named = PurePosixPath(path if isinstance(path, str) else "")
+        if not named.parts or named.is_absolute() or ".." in named.parts:
+            raise InvalidArgument(f"{self.root}: {what}: {path!r}: expected a path below the data set's directory", reason="BAD_RECORD")
+        return self.root / path
+
+    def _read(self, path: Any, what: str, hashed: bool = False) -> bytes:
+        """The bytes of a file that the data set names, or their SHA-256."""
+        place = self._below(path, what)
+        try:
+            with open(place, "rb") as file:
+                return hashlib.file_digest(file, "sha256").digest() if hashed else file.read()
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"{self.root}: {what}: {error}", reason="BAD_RECORD") from error

@@ -10,7 +10,8 @@ not how the server packs: only the layout of a batch is the same, not which samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from packd.batch import Batch
 from packd.errors import InvalidArgument
 
 IGNORE = -100  # a label without loss
+MOST = 1 << 24  # positions, rows, ranks: what a test may ask for
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,30 @@ class Rules:
     max_segments: int = 0
 
 
+def _whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
+    """The value as an int. InvalidArgument: it is none, or out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} is {value!r}: expected an integer") from error
+    if not least <= number <= most:
+        raise InvalidArgument(f"{name} is {number}: expected {least} to {most}")
+    return number
+
+
+def _rules(given: Mapping[str, Any]) -> Rules:
+    """Checked. InvalidArgument; TypeError: a rule that there is not."""
+    rules = Rules(**given)
+    if rules.labels not in ("unshifted", "shifted") or rules.loss_weight not in ("token", "sample"):
+        raise InvalidArgument(f"labels {rules.labels!r}, loss_weight {rules.loss_weight!r}: expected unshifted or shifted, token or sample")
+    _whole("seg_align", rules.seg_align, 1)
+    _whole("pad_segment", rules.pad_segment, rules.seg_align)
+    _whole("pad_id", rules.pad_id, -(1 << 31), (1 << 31) - 1)
+    for name in ("fixed_segments", "max_segments"):
+        _whole(name, getattr(rules, name))
+    return rules
+
+
 def make_batch(samples: Sequence[Any], *, width: int, rows: int | None = None, placement: Sequence[Sequence[int]] | None = None,
                header: Mapping[str, Any] | None = None, **rules: Any) -> Batch:
     """One batch of all the samples.
@@ -44,12 +70,12 @@ def make_batch(samples: Sequence[Any], *, width: int, rows: int | None = None, p
     fit begins the next row. header: entries for the batch's header. rules: see Rules.
     InvalidArgument: a sample without tokens or longer than a row, more rows than `rows`, a placement that is none.
     """
-    laid = _Layout(width, Rules(**rules))
+    laid = _Layout(width, _rules(rules))
     samples = [_sample(sample, index) for index, sample in enumerate(samples)]
-    placement = laid.place(samples) if placement is None else [list(row) for row in placement]
+    placement = laid.place(samples) if placement is None else [[_whole("placement", index) for index in row] for row in placement]
     if sorted(index for row in placement for index in row) != list(range(len(samples))):
         raise InvalidArgument(f"placement {placement} does not name each of {len(samples)} samples once")
-    rows = len(placement) if rows is None else rows
+    rows = len(placement) if rows is None else _whole("rows", rows, 0, MOST // max(1, laid.width))
     if len(placement) > rows:
         raise InvalidArgument(f"the samples need {len(placement)} rows of {width} positions, there are {rows}")
     for row in range(rows):
@@ -64,7 +90,9 @@ def make_step(samples: Sequence[Any], *, width: int, rows: int = 1, dp_size: int
     Pack j of the step goes to micro j / (dp_size * rows), dp_rank (j / rows) % dp_size, row j % rows. Rows that no sample needs are
     padding. InvalidArgument: as make_batch, or samples that need more than dp_size * rows * accum rows.
     """
-    laid = _Layout(width, Rules(**rules))
+    laid = _Layout(width, _rules(rules))
+    rows, dp_size, accum, step = _whole("rows", rows, 1), _whole("dp_size", dp_size, 1), _whole("accum", accum, 1), _whole("step", step, 0, 1 << 62)
+    _whole("dp_size * rows * accum * width", dp_size * rows * accum * laid.width)
     taken = [_sample(sample, index) for index, sample in enumerate(samples)]
     placement = laid.place(taken)
     packs = dp_size * rows * accum
@@ -74,7 +102,7 @@ def make_step(samples: Sequence[Any], *, width: int, rows: int = 1, dp_size: int
     batches = {}
     for first in range(0, packs, rows):
         micro, dp_rank = first // (dp_size * rows), first // rows % dp_size
-        one = _Layout(width, Rules(**rules))
+        one = _Layout(width, laid.rules)
         for row in placement[first:first + rows]:
             one.add_row([taken[index] for index in row])
         header = {"step": step, "micro": micro, "dp_rank": dp_rank, "dp_size": dp_size, "accum": accum, "step_packs": packs,
@@ -95,14 +123,21 @@ def _sum_totals(totals: list[dict[str, Any]]) -> dict[str, Any]:
 def _sample(sample: Any, index: int) -> dict[str, Any]:
     """The mapping form, checked, with every entry present."""
     given = dict(sample) if isinstance(sample, Mapping) else {"tokens": sample}
-    tokens = [int(token) for token in given["tokens"]]
+    tokens = given.get("tokens", ())
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        raise InvalidArgument(f"sample {index}: tokens are {type(tokens).__name__}: expected a sequence of integers")
+    tokens = [_whole(f"sample {index}: token", token, -(1 << 31), (1 << 31) - 1) for token in tokens]
     if not tokens or min(tokens) < 0:
         raise InvalidArgument(f"sample {index}: {'no tokens' if not tokens else 'a token below 0'}")
     made = {"labels": list(tokens), "loss_mask": [1] * len(tokens), "weight": 1.0, "stream": "test", "seq": index, "key": b"",
             "source": "default", "tensors": {}} | given | {"tokens": tokens}
     for name in ("labels", "loss_mask"):
-        if len(made[name]) != len(tokens):
-            raise InvalidArgument(f"sample {index}: {len(made[name])} {name} for {len(tokens)} tokens")
+        count = len(made[name]) if isinstance(made[name], (Sequence, numpy.ndarray)) and numpy.ndim(made[name]) == 1 else "no sequence of"
+        if count != len(tokens):
+            raise InvalidArgument(f"sample {index}: {count} {name} for {len(tokens)} tokens: expected one for each")
+    made["labels"] = [_whole(f"sample {index}: label", label, -(1 << 31), (1 << 31) - 1) for label in made["labels"]]
+    if not isinstance(made["tensors"], Mapping):
+        raise InvalidArgument(f"sample {index}: tensors are {type(made['tensors']).__name__}: expected a mapping of names to arrays")
     # Which tokens are predicted: never the first, for nothing stands before it.
     made["targets"] = [t > 0 and bool(made["loss_mask"][t]) and int(made["labels"][t]) != IGNORE for t in range(len(tokens))]
     return made
@@ -112,16 +147,13 @@ class _Layout:
     """Rows laid out one position after the other."""
 
     def __init__(self, width: int, rules: Rules):
-        self.width, self.rules, self.rows = width, rules, 0
+        self.width, self.rules, self.rows = _whole("width", width, 1), rules, 0
         self.cells: dict[str, list] = {name: [] for name in ("tokens", "positions", "segment_ids", "labels", "loss_weight")}
         self.cu, self.seq_lens, self.sample_index = [0], [], []
         self.real, self.padded = [0], [0]
         self.table: list[dict[str, Any]] = []
         self.tensors: list[tuple[int, dict[str, Any]]] = []
         self.counts = {"real_tokens": 0, "tail_padding": 0, "gap": 0, "row_padding": 0}
-        if rules.labels not in ("unshifted", "shifted") or rules.loss_weight not in ("token", "sample"):
-            raise InvalidArgument(f"labels {rules.labels!r}, loss_weight {rules.loss_weight!r}: expected unshifted or shifted, "
-                                  "token or sample")
         if width % rules.seg_align:
             raise InvalidArgument(f"width {width} is no multiple of seg_align {rules.seg_align}")
 

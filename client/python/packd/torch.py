@@ -38,6 +38,8 @@ def _tensor(array: Any, dtype: str) -> torch.Tensor:
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """The batch's arrays as tensors over the same memory; unsigned types wider than a byte as signed ones of the same bits."""
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch is {type(batch).__name__}: expected a packd.Batch")
     return {name: _tensor(array, batch.dtypes[name]) for name, array in batch.items()}
 
 
@@ -59,7 +61,7 @@ class TensorBatch(Named):
     @classmethod
     def of(cls, batch: Batch, state: dict[str, Any] | None = None) -> TensorBatch:
         """Over the memory of a Batch."""
-        if batch.payload is None:
+        if not isinstance(batch, Batch) or batch.payload is None:
             return cls(tensors(batch), None, batch.header, batch.dtypes, state)
         start = batch.payload.__array_interface__["data"][0]
         table = [(name, array.shape, array.__array_interface__["data"][0] - start, array.nbytes) if array.size else (name, array.shape, 0, 0)
@@ -122,6 +124,8 @@ def data_rank(mesh: Any, dims: tuple[str, ...] = ("dp_replicate", "dp_shard")) -
     Ranks that differ only along other dimensions (tensor, context, pipeline) get the same dp_rank and so the same batches. InvalidArgument: the
     mesh has none of them.
     """
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise TypeError(f"mesh is {type(mesh).__name__}: expected a torch.distributed.DeviceMesh")
     names = tuple(mesh.mesh_dim_names or ())
     used = [name for name in dims if name in names]
     if not used:
@@ -184,6 +188,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
             if name in options:
                 raise errors.InvalidArgument(f"{name} is not for PackedDataset: load_state_dict() resumes, pin_memory=True places batches",
                                              reason="BAD_RANGE")
+        if adapter is not None and not isinstance(adapter, str) and not callable(adapter):
+            raise TypeError(f"adapter is {type(adapter).__name__}: expected a name of packd.adapters or a function of a Batch")
         rank, size = _world(mesh, dp_rank, dp_size)
         self._world = {"dp_size": size, "rows": rows, "accum": accum}
         self._options = {"server": server, "job": job, "feed": feed, "dp_rank": rank, **self._world, **options}
@@ -272,6 +278,10 @@ class PackedDataset(torch.utils.data.IterableDataset):
         Mismatch: of another job, feed or format, of another number of packs per step, or within a step of a world of another shape.
         """
         mine = self._state()
+        missing = [name for name in mine if name not in state] if isinstance(state, Mapping) else list(mine)
+        if missing:
+            raise errors.InvalidArgument(f"the state is {type(state).__name__} without {', '.join(missing)}: expected what state_dict() returned",
+                                         reason="STATE")
         for name in ("version", "feed", "job"):
             if state.get(name) != mine[name]:
                 raise errors.Mismatch(f"the state is of {name} {state.get(name)!r}, this data set of {mine[name]!r}", reason="STATE")

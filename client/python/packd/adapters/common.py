@@ -17,15 +17,19 @@ from typing import Any
 import numpy
 
 from packd.adapters import zigzag
-from packd.batch import Batch
+from packd.batch import Batch, Named
 from packd.errors import InvalidArgument, Mismatch
 
 IGNORE = -100  # a label without loss
 
 
 def plain(batch: Any) -> Batch:
-    """The packd.Batch in whatever holds one (packd.torch.TensorBatch), over the same memory where that is the CPU's."""
-    return batch if isinstance(batch, Batch) else batch.numpy()
+    """The packd.Batch in whatever holds one (packd.torch.TensorBatch), over the same memory where that is the CPU's. TypeError: nothing of that."""
+    if isinstance(batch, Batch):
+        return batch
+    if not isinstance(batch, Named):
+        raise TypeError(f"batch is {type(batch).__name__}: expected a packd.Batch or a packd.torch.TensorBatch")
+    return batch.numpy()
 
 
 class View:

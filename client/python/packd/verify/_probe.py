@@ -31,6 +31,7 @@ from packd.errors import Error, InvalidArgument
 from packd.verify._structure import structure
 
 # dtype -> (relative error that the mean may have, longest stretch): 1 / stretch is at least twice the error.
+_SIZE_MAX = 1 << 16  # heads, head_dim
 _DTYPES = {"bfloat16": (2.0**-7, 32), "float16": (2.0**-10, 256), "float32": (2.0**-18, 65536), "float64": (2.0**-18, 65536)}
 
 
@@ -80,6 +81,10 @@ def probe(attn_fn: Callable[..., Any], batch: Batch, *, causal: bool = True, hea
     InvalidArgument: an output of another shape, a head_dim too small for so many segments.
     """
     batch = plain(batch)
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise InvalidArgument(f"dtype {dtype!r}: expected one of {list(_DTYPES)}")
+    if not all(isinstance(size, int) and 1 <= size <= _SIZE_MAX for size in (heads, head_dim)):
+        raise InvalidArgument(f"heads={heads!r}, head_dim={head_dim!r}: expected integers of 1 to {_SIZE_MAX}")
     call = _Call(attn_fn, batch, causal, (heads, head_dim), dtype, device, framework)
     report = ProbeReport(*batch["tokens"].shape, structure=structure(batch))
     expected = _Expected(batch, causal)
