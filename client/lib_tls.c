@@ -1,5 +1,5 @@
-/* What a connection is made with: address, token, the PEM files of TLS, and the environment where an
- * option is not set.
+/* What a connection is made with: address, token, the PEM files of TLS, and the environment where
+ * an option is not set.
  *
  * All of it is checked before gRPC sees it: gRPC dials an address without a port at 443, takes port
  * numbers modulo 65536, and ends the process over metadata that HTTP/2 cannot carry, printing it.

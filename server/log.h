@@ -47,14 +47,14 @@ uint64_t pd_log_used_bytes(const struct pd_log *log);
 uint64_t pd_log_limit_bytes(const struct pd_log *log);
 /* Whether it is the disk that limits the log. Any thread. */
 bool pd_log_limited(const struct pd_log *log);
-/* What an operator does for more room, as the end of a text: "raise log.max_bytes" or the disk's. */
+/* What an operator does for more room, as the end of a text: "raise log.max_bytes" or more disk. */
 const char *pd_log_advice(const struct pd_log *log);
 
 /* How far the pass over the records that runs, or ran last, has come: the number of the record it
  * is at, and of the last one. False: there was none yet. Any thread. */
 bool pd_log_scanned(const struct pd_log *log, uint64_t *position, uint64_t *end);
-/* While `stop` holds, every pass over the records ends at its next one with PD_ECANCELED: for a start
- * that is to end early. Any thread. */
+/* While `stop` holds, every pass over the records ends at its next one with PD_ECANCELED: for a
+ * start that is to end early. Any thread. */
 void pd_log_stop_scans(struct pd_log *log, bool stop);
 
 /* ---- reading: assemble, explain, status ---- */

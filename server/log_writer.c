@@ -73,8 +73,8 @@ static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)
     return pd_log_failed(log, rc, "commit", error);
 }
 
-/* Nothing written to a file that was removed, or renamed over, is there at the next start: no ack may
- * say so. */
+/* Nothing written to a file that was removed, or renamed over, is there at the next start: no ack
+ * may say so. */
 static void check_named(const struct pd_log *log)
 {
     struct stat file;

@@ -31,6 +31,7 @@
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/ports_file.h"
 #include "server/process.h"
 #include "server/repro.h"
 #include "server/sdnotify.h"
@@ -49,7 +50,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -617,39 +617,6 @@ static void stop_http(void *ctx)
     d->http_closed = true;
 }
 
-static json_t *addresses_of(const struct daemon *d, enum pd_door door)
-{
-    uint32_t count;
-    const char *const *addresses = pd_rpc_addresses(d->rpc, door, &count);
-    json_t *list = json_array();
-    for (uint32_t i = 0; i < count; i++)
-        json_array_append_new(list, json_string(addresses[i]));
-    return list;
-}
-
-/* {"pid", "grpc": [...], "admin": [...], "health": [...], "http"}, by rename, so that a reader sees
- * all of it or nothing. */
-static int write_ports(const struct daemon *d, struct pd_error *error)
-{
-    char temporary[4096];
-    if (!d->options.ports_path)
-        return 0;
-    snprintf(temporary, sizeof temporary, "%.4000s.%ld", d->options.ports_path, (long)getpid());
-    json_t *root =
-        json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
-                  addresses_of(d, PD_DOOR_MAIN), "admin", addresses_of(d, PD_DOOR_ADMIN), "health",
-                  addresses_of(d, PD_DOOR_HEALTH), "http", pd_http_address(d->http));
-    int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
-                     rename(temporary, d->options.ports_path) == 0
-                 ? 0
-                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s: %s",
-                                d->options.ports_path, strerror(errno));
-    if (rc != 0)
-        unlink(temporary);
-    json_decref(root);
-    return rc;
-}
-
 static void announce(const struct daemon *d)
 {
     char addresses[1024] = "";
@@ -679,7 +646,8 @@ static int start_service(void *ctx, struct pd_error *error)
                                                  .watch = d->watch,
                                                  .readiness = collected_readiness,
                                                  .ctx = d};
-    int rc = write_ports(d, error);
+    const char *path = d->options.ports_path;
+    int rc = path ? pd_ports_file_write(path, d->rpc, pd_http_address(d->http), error) : 0;
     if (rc != 0)
         return rc;
     pd_metrics_unregister_all();

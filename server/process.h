@@ -12,8 +12,8 @@
  * hard limit, the main thread named, the panic hook set. `build` (static) is printed by a panic. */
 void pd_process_setup(const char *build);
 /* Opens /dev/null where a standard descriptor is closed: a file or socket of packd's that got its
- * number would be written to by whatever prints, and libuv aborts when it closes one. What a library
- * opened before main keeps its number. The first thing that a process does. PD_EIO. */
+ * number would be written to by whatever prints, and libuv aborts when it closes one. What a
+ * library opened before main keeps its number. The first thing that a process does. PD_EIO. */
 int pd_process_hold_descriptors(struct pd_error *error) PD_MUST_CHECK;
 /* Keeps SIGTERM, SIGINT, SIGQUIT and SIGHUP for later; threads made afterwards inherit that. */
 void pd_process_block_signals(void);

@@ -1,8 +1,8 @@
 /* Looks for zero bytes in the string fields of a message, as its descriptor tells them.
  *
  * Place in the flow: behind protobuf-c, over the bytes that it has just unpacked, so that no name
- * is taken for a shorter one. Invariant: reads inside the bytes it is given, whatever they are; what
- * cannot be read ends the look. It knows no message by name and decodes no value. */
+ * is taken for a shorter one. Invariant: reads inside the bytes it is given, whatever they are;
+ * what cannot be read ends the look. It knows no message by name and decodes no value. */
 #include "server/ingest/strings.h"
 
 #include "base/bytes.h"

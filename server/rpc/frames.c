@@ -1,9 +1,9 @@
 /* The frames of one HTTP/2 connection, of whichever way its bytes came.
  *
- * Place in the flow: read_plain.c and read_tls.c hand on what gRPC has just read, on gRPC's threads;
- * each holds a struct pd_frames per connection and sees to it that one thread at a time is there.
- * Invariant: however the bytes are cut, the answer is the same. It reads frame headers alone:
- * it decodes no header block and answers no frame. */
+ * Place in the flow: read_plain.c and read_tls.c hand on what gRPC has just read, on gRPC's
+ * threads; each holds a struct pd_frames per connection and sees to it that one thread at a time is
+ * there. Invariant: however the bytes are cut, the answer is the same. It reads frame headers
+ * alone: it decodes no header block and answers no frame. */
 #include "server/rpc/frames.h"
 
 #include "base/log.h"

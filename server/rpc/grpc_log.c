@@ -1,8 +1,8 @@
 /* gRPC's log function.
  *
- * Place: gRPC calls it on whatever thread has something to say, its own ones too. Invariant: what is
- * said while nobody holds it is in packd's log. Of the texts two are understood: one that means the
- * end of a listener, and the system's reason within an error. */
+ * Place: gRPC calls it on whatever thread has something to say, its own ones too. Invariant: what
+ * is said while nobody holds it is in packd's log. Of the texts two are understood: one that means
+ * the end of a listener, and the system's reason within an error. */
 #include "server/rpc/grpc_log.h"
 
 #include "base/log.h"

@@ -1,17 +1,18 @@
 /* Looks whether packd's accept4, recvmsg and SSL_read are in gRPC's way.
  *
- * Place in the flow: rpc.c asks at start, on the main thread, before there is a listener. If libgrpc
- * were another one (with a TLS library inside, calling SSL_read_ex, or bound to its libraries by
- * address), packd's functions would never be called and nothing else would show it: no bound on
- * connections, none on header blocks. So packd does not start then. Shown is
+ * Place in the flow: rpc.c asks at start, on the main thread, before there is a listener. If
+ * libgrpc were another one (with a TLS library inside, calling SSL_read_ex, or bound to its
+ * libraries by address), packd's functions would never be called and nothing else would show it: no
+ * bound on connections, none on header blocks. So packd does not start then. Shown is
  *
  *   that libgrpc wants the function from outside: a relocation of its names it, undefined
  *   that who asks for the name gets packd's: the first in the process that the linker finds
  *
- * Where gRPC is a part of packd's own program, as a stand-in for it is in tests, the names were bound
- * when it was linked, and a second function of the name would have been an error then. It does not
- * show that gRPC reads with nothing else besides; the attacks of tests/hostile do. It reads tables
- * that the dynamic linker keeps, of 64-bit machines with addends, and nothing from disk. */
+ * Where gRPC is a part of packd's own program, as a stand-in for it is in tests, the names were
+ * bound when it was linked, and a second function of the name would have been an error then. It
+ * does not show that gRPC reads with nothing else besides; the attacks of tests/hostile do. It
+ * reads tables that the dynamic linker keeps, of 64-bit machines with addends, and nothing from
+ * disk. */
 #include "server/rpc/interposed.h"
 
 #include "base/check.h"

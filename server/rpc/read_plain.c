@@ -1,11 +1,12 @@
 /* packd's own recvmsg.
  *
  * Place in the flow: gRPC's threads call it when a connection has something to read; accept.c says
- * which descriptors are connections. One read of a connection is in flight at a time, and gRPC hands
- * it from thread to thread under its own locks, so a connection's place needs none. Invariant: it
- * gives what the kernel gave, byte for byte, or the end of the connection. A descriptor may have
- * been closed and given to somebody else since it was accepted: before a connection is ended its
- * inode is compared. What is wrong with a frame frames.c decides; what TLS hides is read_tls.c's. */
+ * which descriptors are connections. One read of a connection is in flight at a time, and gRPC
+ * hands it from thread to thread under its own locks, so a connection's place needs none.
+ * Invariant: it gives what the kernel gave, byte for byte, or the end of the connection. A
+ * descriptor may have been closed and given to somebody else since it was accepted: before a
+ * connection is ended its inode is compared. What is wrong with a frame frames.c decides; what TLS
+ * hides is read_tls.c's. */
 #include "server/rpc/read_plain.h"
 
 #include "base/check.h"

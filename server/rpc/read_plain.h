@@ -1,9 +1,9 @@
 /* packd's own recvmsg: the frames of connections without TLS are looked at on their way to gRPC.
  *
- * libgrpc reads with recvmsg by its public name, and a program's own function of a name comes before
- * that of a library: so packd defines recvmsg, for all in its process. Sockets that no door has
- * accepted get the kernel's answer as it is; so does a connection whose first bytes are no HTTP/2,
- * as under TLS. */
+ * libgrpc reads with recvmsg by its public name, and a program's own function of a name comes
+ * before that of a library: so packd defines recvmsg, for all in its process. Sockets that no door
+ * has accepted get the kernel's answer as it is; so does a connection whose first bytes are no
+ * HTTP/2, as under TLS. */
 #ifndef PD_SERVER_RPC_READ_PLAIN_H
 #define PD_SERVER_RPC_READ_PLAIN_H
 

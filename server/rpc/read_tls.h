@@ -3,9 +3,9 @@
  * libgrpc gets what a connection brought decrypted with SSL_read by its public name, and with that
  * alone once the handshake is over; so packd defines SSL_read, for all in its process, as it does
  * recvmsg (read_plain.h). libgrpc hands OpenSSL the ciphertext through memory, so there is no
- * descriptor to tell a connection by: what was seen of one hangs on its SSL object and goes with it.
- * Objects that are not a server's get OpenSSL's answer as it is: they are a client library's that
- * shares the process. */
+ * descriptor to tell a connection by: what was seen of one hangs on its SSL object and goes with
+ * it. Objects that are not a server's get OpenSSL's answer as it is: they are a client library's
+ * that shares the process. */
 #ifndef PD_SERVER_RPC_READ_TLS_H
 #define PD_SERVER_RPC_READ_TLS_H
 

@@ -1,7 +1,7 @@
 /* HTTP/2 frames as gRPC's connections bring them: however they are cut, a header block without an
- * end, a flood of resets and too many streams in a crowd are found, and all else passes. The same through recvmsg, on sockets,
- * and through SSL_read, on sessions that lie in memory as libgrpc's do; and that libgrpc calls
- * these. */
+ * end, a flood of resets and too many streams in a crowd are found, and all else passes. The same
+ * through recvmsg, on sockets, and through SSL_read, on sessions that lie in memory as libgrpc's
+ * do; and that libgrpc calls these. */
 #include "server/rpc/frames.h"
 #include "server/rpc/interposed.h"
 #include "server/rpc/read_plain.h"
