@@ -165,8 +165,9 @@ static int bind_door(struct pd_rpc *rpc, enum pd_door door, char *const *address
     return rc;
 }
 
-/* Tokens over plain TCP can be read by whoever sees the wire. */
-static void warn_plain_tokens(const struct pd_config *config)
+/* Tokens over plain TCP can be read by whoever sees the wire; without any, whoever reaches it may do
+ * everything. */
+static void warn_open(const struct pd_config *config)
 {
     bool tokens = false, tcp = false;
     for (uint32_t i = 0; i < config->auth_count; i++)
@@ -177,6 +178,10 @@ static void warn_plain_tokens(const struct pd_config *config)
         pd_log(PD_LOG_WARN, "plain_tokens",
                "text=\"bearer tokens travel unencrypted on the TCP addresses of `listen`; set "
                "tls.cert and tls.key\"");
+    if (tcp && config->auth_count == 0)
+        pd_log(PD_LOG_WARN, "open_to_network",
+               "text=\"whoever reaches the TCP addresses of `listen` may do everything; set `auth`, "
+               "or listen on 127.0.0.1 and Unix sockets only\"");
 }
 
 int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
@@ -189,7 +194,7 @@ int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)
         rc = bind_door(rpc, PD_DOOR_HEALTH, config->listen_health, config->listen_health_count,
                        error);
     if (rc == 0)
-        warn_plain_tokens(config);
+        warn_open(config);
     return rc;
 }
 
