@@ -13,7 +13,7 @@
 
 #define PREFACE_BYTES 24u
 #define SECOND_NS 1000000000u
-enum { FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_CONTINUATION = 9 };
+enum { FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_PING = 6, FRAME_CONTINUATION = 9 };
 enum { FLAG_END_HEADERS = 4 };
 
 static _Atomic uint64_t crowded_ns; /* 0: never */
@@ -34,13 +34,19 @@ static void count_second(struct pd_frames *frames, uint64_t now_ns)
     if (now_ns - frames->second_ns < SECOND_NS)
         return;
     frames->second_ns = now_ns;
-    frames->resets = frames->opened = 0;
+    frames->resets = frames->pings = frames->opened = 0;
 }
 
 static const char *take_reset(struct pd_frames *frames, uint64_t now_ns)
 {
     count_second(frames, now_ns);
     return ++frames->resets > PD_FRAMES_RESETS_MAX ? "resets" : NULL;
+}
+
+static const char *take_ping(struct pd_frames *frames, uint64_t now_ns)
+{
+    count_second(frames, now_ns);
+    return ++frames->pings > PD_FRAMES_PINGS_MAX ? "pings" : NULL;
 }
 
 static const char *take_block(struct pd_frames *frames, uint8_t kind, uint8_t flags, uint32_t size,
@@ -65,6 +71,8 @@ static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
     frames->skip_bytes = size;
     if (kind == FRAME_RST_STREAM)
         return take_reset(frames, now_ns);
+    if (kind == FRAME_PING)
+        return take_ping(frames, now_ns);
     if (kind == FRAME_HEADERS || kind == FRAME_CONTINUATION)
         return take_block(frames, kind, flags, size, now_ns);
     return NULL;

@@ -6,10 +6,11 @@
  *                                         the connection ends
  *
  * libgrpc keeps a header block until its last frame has come, however long it is; every stream that
- * a client opens and resets, until its call was looked at; and every stream, if only to be refused,
- * of a client that does not acknowledge how many it may open, or does so too early. From one
- * connection each takes memory without a bound, and no channel argument gives one. So packd reads
- * along, in the functions by which libgrpc gets a connection's bytes. */
+ * a client opens and resets, until its call was looked at; the answer to every PING, until it is
+ * sent; and every stream, if only to be refused, of a client that does not acknowledge how many it
+ * may open, or does so too early. From one connection each takes memory without a bound, and no
+ * channel argument gives one. So packd reads along, in the functions by which libgrpc gets a
+ * connection's bytes. */
 #ifndef PD_SERVER_RPC_FRAMES_H
 #define PD_SERVER_RPC_FRAMES_H
 
@@ -23,6 +24,8 @@
 #define PD_FRAMES_BLOCK_BYTES_MAX (64u << 10)
 /* Streams that a connection may give up within a second. */
 #define PD_FRAMES_RESETS_MAX 1000u
+/* PING frames of a connection within a second, their answers with them. */
+#define PD_FRAMES_PINGS_MAX 5000u
 /* Streams that a connection may open within a second while listen has all calls it serves. */
 #define PD_FRAMES_CROWDED_MAX 256u
 
@@ -33,12 +36,12 @@ struct pd_frames {
     bool begun, foreign; /* foreign: no HTTP/2, and not looked at any more */
     uint32_t skip_bytes; /* to the next frame header */
     uint32_t block_bytes;
-    uint32_t resets, opened; /* since second_ns */
+    uint32_t resets, pings, opened; /* since second_ns */
     uint64_t second_ns;
 };
 
 /* The next bytes of a connection. NULL, or what is wrong with them: "header_block", "resets",
- * "streams". One thread at a time. */
+ * "pings", "streams". One thread at a time. */
 const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_t size,
                            uint64_t now_ns) PD_MUST_CHECK;
 

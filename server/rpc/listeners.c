@@ -165,8 +165,8 @@ static int bind_door(struct pd_rpc *rpc, enum pd_door door, char *const *address
     return rc;
 }
 
-/* Tokens over plain TCP can be read by whoever sees the wire; without any, whoever reaches it may do
- * everything. */
+/* Tokens over plain TCP can be read by whoever sees the wire; without any, whoever reaches it may
+ * do everything. */
 static void warn_open(const struct pd_config *config)
 {
     bool tokens = false, tcp = false;

@@ -110,16 +110,28 @@ static void test_header_block(void **state)
     expect("header_block");
 }
 
+/* So many of a frame pass in a second, and no more. */
+static void check_rate(int kind, uint32_t payload, uint32_t max, const char *wrong)
+{
+    begin();
+    for (uint32_t i = 0; i < max; i++)
+        put(kind, 0, payload);
+    expect(NULL);
+    put(kind, 0, payload);
+    expect(wrong);
+}
+
+static void test_pings(void **state)
+{
+    (void)state;
+    check_rate(PING, 8, PD_FRAMES_PINGS_MAX, "pings");
+}
+
 static void test_resets(void **state)
 {
     struct pd_frames frames = {0};
     (void)state;
-    begin();
-    for (uint32_t i = 0; i < PD_FRAMES_RESETS_MAX; i++)
-        put(RST_STREAM, 0, 4);
-    expect(NULL);
-    put(RST_STREAM, 0, 4);
-    expect("resets");
+    check_rate(RST_STREAM, 4, PD_FRAMES_RESETS_MAX, "resets");
     begin();
     put(RST_STREAM, 0, 4);
     for (uint64_t i = 0; i < 3000; i++) { /* 500 a second */
@@ -384,6 +396,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_passes),         cmocka_unit_test(test_header_block),
+        cmocka_unit_test(test_pings),
         cmocka_unit_test(test_resets),         cmocka_unit_test(test_crowded),
         cmocka_unit_test(test_foreign),        cmocka_unit_test(test_sockets),
         cmocka_unit_test(test_tls_cut_anyhow), cmocka_unit_test(test_tls_resets),
