@@ -26,8 +26,8 @@ void pd_collect_known_labels(const struct pd_config *config)
 #define X(name) pd_metric_add_labelled(PD_M_INGEST_REJECTED, #name, 0);
     PD_DOOR_REASONS(X)
 #undef X
-    static const char *const refused[] = {"limit",        "peer",   "descriptors",
-                                          "header_block", "resets", "pings", "streams"};
+    static const char *const refused[] = {"limit",        "peer",   "descriptors", "memory",
+                                          "header_block", "resets", "pings",       "streams"};
     for (size_t i = 0; i < PD_COUNT_OF(refused); i++)
         pd_metric_add_labelled(PD_M_CONNECTIONS_REFUSED, refused[i], 0);
     for (int check = 0; check < PD_CHECK_COUNT; check++)
