@@ -35,8 +35,10 @@ int pd_window_init(struct pd_window *window, uint32_t seq_len, uint32_t align, u
 static void *lengthen(void *array, size_t count, size_t width, bool *failed)
 {
     void *longer = realloc(array, count * width);
-    *failed |= !longer;
-    return longer ? longer : array;
+    if (longer)
+        return longer;
+    *failed = true;
+    return array;
 }
 
 int pd_window_grow(struct pd_window *window, uint32_t capacity)
