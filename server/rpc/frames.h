@@ -49,8 +49,8 @@ const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_
  * which way it came, "plain" or "tls". Any thread. */
 void pd_frames_tell(const char *wrong, const char *over);
 
-/* A call is refused at this time since `listen` has all that it serves: for the next second
- * connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
+/* A call is refused at this time since `listen` or `listen_admin` has all it serves: for the next
+ * second connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
 void pd_frames_crowd(uint64_t now_ns);
 
 #endif
