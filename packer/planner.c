@@ -6,6 +6,7 @@
  * content and the records' places alone. A change acts between refill and fit, the only moment at
  * which the window's content does not depend on how often the caller had to wait. It does not read
  * the log: the supply does. */
+#include "base/arith.h"
 #include "base/check.h"
 #include "packer/planner_fit.h"
 #include "packer/planner_skip.h"
@@ -259,14 +260,9 @@ uint64_t pd_planner_change_pack(const struct pd_planner *planner)
     return planner->next_pack + planner->changed;
 }
 
-static uint64_t lower(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void hold(uint64_t *floors, const struct pd_entry *entry)
 {
-    floors[entry->lane] = lower(floors[entry->lane], entry->segment.block);
+    floors[entry->lane] = pd_min_u64(floors[entry->lane], entry->segment.block);
 }
 
 void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
@@ -276,7 +272,7 @@ void pd_planner_floors(const struct pd_planner *planner, uint64_t *floors)
         const struct pd_lane *lane = &planner->lanes.lane[i];
         floors[i] = lane->cursor.block;
         if (pd_lanes_repeats(&planner->lanes, i))
-            floors[i] = lower(floors[i], lane->first_block);
+            floors[i] = pd_min_u64(floors[i], lane->first_block);
     }
     if (planner->pending.active)
         hold(floors, &planner->pending.entry);

@@ -22,6 +22,16 @@ def run_failing(step, directory):
         capture_output=True, text=True, timeout=60, env={**os.environ, "PACKD_TEST_FAIL_STEP": step})
 
 
+def kill_with_samples(packd):
+    """Ends packd with 100 samples in its log, to be replayed."""
+    push = peer.Push(packd.address, stream="a")
+    push.welcome()
+    push.block([[1] * 100] * 100)
+    push.wait_durable(100)
+    push.close()
+    packd.kill()
+
+
 class NotifySocket:
     """What systemd listens on."""
 
@@ -144,12 +154,7 @@ class StepsTest(unittest.TestCase):
         directory, notify = harness.scratch(), NotifySocket()
         fifo = os.path.join(directory, "hold")
         with harness.Daemon(feeds=[FEED], directory=directory) as packd:
-            push = peer.Push(packd.address, stream="a")
-            push.welcome()
-            push.block([[1] * 100] * 100)
-            push.wait_durable(100)
-            push.close()
-            packd.kill()
+            kill_with_samples(packd)
             packd.spawn_held(fifo, NOTIFY_SOCKET=notify.path)
             self.assertEqual(packd.http("/readyz")[0], 503)
             self.assertEqual(packd.http("/livez")[0], 200)
@@ -176,12 +181,7 @@ class StepsTest(unittest.TestCase):
         directory = harness.scratch()
         fifo = os.path.join(directory, "hold")
         with harness.Daemon(feeds=[FEED], directory=directory) as packd:
-            push = peer.Push(packd.address, stream="a")
-            push.welcome()
-            push.block([[1] * 100] * 100)
-            push.wait_durable(100)
-            push.close()
-            packd.kill()
+            kill_with_samples(packd)
             packd.spawn_held(fifo)
             packd.process.send_signal(signal.SIGTERM)
             harness.wait_for("it stops", lambda: packd.http("/readyz")[1].startswith("stopping"))
