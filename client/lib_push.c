@@ -7,6 +7,7 @@
  * Calls nothing of the user's. */
 #include "client/lib_producer.h"
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "client/lib_error.h"
@@ -177,22 +178,17 @@ static uint64_t or_default(uint64_t value, uint64_t fallback)
     return value ? value : fallback;
 }
 
-static uint64_t at_most(uint64_t value, uint64_t most)
-{
-    return value < most ? value : most;
-}
-
 static void take_limits(struct packd_producer *p, const Packd__V1__Welcome *welcome)
 {
     p->limits = (struct pd_client_limits){
-        .piece_bytes = at_most(or_default(welcome->max_piece_bytes, 256 << 10), PIECE_MAX_BYTES),
-        .head_bytes = at_most(or_default(welcome->max_head_bytes, 512 << 10), PIECE_MAX_BYTES),
+        .piece_bytes = pd_min_u64(or_default(welcome->max_piece_bytes, 256 << 10), PIECE_MAX_BYTES),
+        .head_bytes = pd_min_u64(or_default(welcome->max_head_bytes, 512 << 10), PIECE_MAX_BYTES),
         .block_bytes = or_default(welcome->max_block_bytes, 64 << 20),
         .sample_bytes = or_default(welcome->max_sample_bytes, 64 << 20),
         .block_samples = or_default(welcome->max_block_samples, 4096)};
     p->stats.seq_len = welcome->seq_len;
     p->stats.vocab_size = welcome->vocab_size;
-    p->stats.max_sample_bytes = at_most(p->limits.sample_bytes, p->limits.block_bytes);
+    p->stats.max_sample_bytes = pd_min_u64(p->limits.sample_bytes, p->limits.block_bytes);
 }
 
 /* Where the server stands against what we hold. */
