@@ -20,7 +20,7 @@ import time
 TARGETS = ["//..."]
 FUZZ_SECONDS, FUZZ_SECONDS_FULL = 10, 600
 FUZZ_AT_ONCE = 2
-SCRIPTS_FULL = ["tests/deploy/image_test.py"]
+IMAGE = "tests/deploy/image_test.py"
 LINT, LINT_FULL = ["--tool", "cppcheck"], []  # all tools take minutes
 LONG_TIMEOUTS = "--test_timeout=900,3600,5400,10800"  # of short, moderate, long and eternal tests, in --full
 SECOND_ATTEMPT = "//tests/(integration|hostile|python|deploy).*"  # all others are strict: unit, model, fuzz, fault, gpu, style
@@ -41,6 +41,11 @@ class Totals:
     def __str__(self) -> str:
         return (f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else "")
                 + (f", {len(self.flaky)} flaky" if self.flaky else ""))
+
+
+def parts(full):
+    """Names of what there is to run, in this order."""
+    return ["opt", "asan", "tsan", "image", "lint", "fuzz"] if full else ["opt", "lint", "fuzz"]
 
 
 def suites(full):
@@ -212,14 +217,21 @@ def start_fuzzer(root, target, seconds, scratch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true")
-    full = parser.parse_args().full
+    parser.add_argument("part", nargs="*", help="one of those of parts(); none: all")
+    arguments = parser.parse_args()
+    full, wanted = arguments.full, arguments.part or parts(arguments.full)
+    if unknown := set(wanted) - set(parts(full)):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {' '.join(parts(full))}")
     total = Totals()
     for suite in suites(full):
-        total += run_suite(*suite)
-    for path in SCRIPTS_FULL if full else []:
-        total += run_script(path)
-    total += run_lint(LINT_FULL if full else LINT)
-    total += run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS)
+        if suite[0] in wanted:
+            total += run_suite(*suite)
+    if "image" in wanted:
+        total += run_script(IMAGE)
+    if "lint" in wanted:
+        total += run_lint(LINT_FULL if full else LINT)
+    if "fuzz" in wanted:
+        total += run_fuzzers(FUZZ_SECONDS_FULL if full else FUZZ_SECONDS)
     if total.passed + total.failed == 0:
         total.failed = 1
     if total.flaky:

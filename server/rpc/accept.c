@@ -240,7 +240,7 @@ int pd_accept4(int listener_fd, struct sockaddr *peer, socklen_t *peer_bytes, in
             continue;
         }
         if (fd >= 0)
-            pd_read_plain_begin(fd);
+            pd_read_plain_begin(fd, (enum pd_door)listener->door);
         if (fd >= 0 && peer && peer_bytes) {
             memcpy(peer, &from, size < *peer_bytes ? size : *peer_bytes);
             *peer_bytes = size;

@@ -16,37 +16,32 @@
 enum { FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_PING = 6, FRAME_CONTINUATION = 9 };
 enum { FLAG_END_HEADERS = 4 };
 
-static _Atomic uint64_t crowded_ns; /* 0: never */
+static _Atomic uint64_t crowded_ns[PD_DOORS]; /* 0: never */
 
-void pd_frames_crowd(uint64_t now_ns)
+void pd_frames_crowd(enum pd_door door, uint64_t now_ns)
 {
-    atomic_store_explicit(&crowded_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&crowded_ns[door], now_ns, memory_order_relaxed);
 }
 
-static bool is_crowded(uint64_t now_ns)
+static bool is_crowded(int door, uint64_t now_ns)
 {
-    uint64_t since_ns = atomic_load_explicit(&crowded_ns, memory_order_relaxed);
+    uint64_t since_ns = 0;
+    for (int d = 0; d < PD_DOORS; d++) {
+        uint64_t one_ns = atomic_load_explicit(&crowded_ns[d], memory_order_relaxed);
+        if ((door == PD_DOORS || door == d) && one_ns > since_ns)
+            since_ns = one_ns;
+    }
     return since_ns > 0 && now_ns < since_ns + SECOND_NS;
 }
 
-static void count_second(struct pd_frames *frames, uint64_t now_ns)
+/* One more within the second; whether that passes the most there may be. */
+static bool is_above(struct pd_frames *frames, uint32_t *count, uint32_t max, uint64_t now_ns)
 {
-    if (now_ns - frames->second_ns < SECOND_NS)
-        return;
-    frames->second_ns = now_ns;
-    frames->resets = frames->pings = frames->opened = 0;
-}
-
-static const char *take_reset(struct pd_frames *frames, uint64_t now_ns)
-{
-    count_second(frames, now_ns);
-    return ++frames->resets > PD_FRAMES_RESETS_MAX ? "resets" : NULL;
-}
-
-static const char *take_ping(struct pd_frames *frames, uint64_t now_ns)
-{
-    count_second(frames, now_ns);
-    return ++frames->pings > PD_FRAMES_PINGS_MAX ? "pings" : NULL;
+    if (now_ns - frames->second_ns >= SECOND_NS) {
+        frames->second_ns = now_ns;
+        frames->resets = frames->pings = frames->opened = 0;
+    }
+    return ++*count > max;
 }
 
 static const char *take_block(struct pd_frames *frames, uint8_t kind, uint8_t flags, uint32_t size,
@@ -59,8 +54,8 @@ static const char *take_block(struct pd_frames *frames, uint8_t kind, uint8_t fl
         frames->block_bytes = 0;
     if (kind == FRAME_CONTINUATION)
         return NULL;
-    count_second(frames, now_ns);
-    return ++frames->opened > PD_FRAMES_CROWDED_MAX && is_crowded(now_ns) ? "streams" : NULL;
+    bool above = is_above(frames, &frames->opened, PD_FRAMES_CROWDED_MAX, now_ns);
+    return above && is_crowded(frames->door, now_ns) ? "streams" : NULL;
 }
 
 static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
@@ -69,10 +64,10 @@ static const char *take_header(struct pd_frames *frames, uint64_t now_ns)
     uint32_t size = (uint32_t)h[0] << 16 | (uint32_t)h[1] << 8 | h[2];
     uint8_t kind = h[3], flags = h[4];
     frames->skip_bytes = size;
-    if (kind == FRAME_RST_STREAM)
-        return take_reset(frames, now_ns);
-    if (kind == FRAME_PING)
-        return take_ping(frames, now_ns);
+    if (kind == FRAME_RST_STREAM && is_above(frames, &frames->resets, PD_FRAMES_RESETS_MAX, now_ns))
+        return "resets";
+    if (kind == FRAME_PING && is_above(frames, &frames->pings, PD_FRAMES_PINGS_MAX, now_ns))
+        return "pings";
     if (kind == FRAME_HEADERS || kind == FRAME_CONTINUATION)
         return take_block(frames, kind, flags, size, now_ns);
     return NULL;

@@ -15,6 +15,7 @@
 #define PD_SERVER_RPC_FRAMES_H
 
 #include "base/err.h"
+#include "server/rpc/rpc.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,11 +27,12 @@
 #define PD_FRAMES_RESETS_MAX 1000u
 /* PING frames of a connection within a second, their answers with them. */
 #define PD_FRAMES_PINGS_MAX 5000u
-/* Streams that a connection may open within a second while listen has all calls it serves. */
+/* Streams that a connection may open within a second while its door has all calls it serves. */
 #define PD_FRAMES_CROWDED_MAX 256u
 
-/* How far the frames of a connection were read. Zeroed memory is its beginning. */
+/* How far the frames of a connection were read. Its beginning: all zero but for `door`. */
 struct pd_frames {
+    int door; /* PD_DOORS: nobody knows which, so it is held to what any is */
     uint8_t header[9];
     uint8_t header_bytes;
     bool begun, foreign; /* foreign: no HTTP/2, and not looked at any more */
@@ -49,8 +51,8 @@ const char *pd_frames_take(struct pd_frames *frames, const uint8_t *bytes, size_
  * which way it came, "plain" or "tls". Any thread. */
 void pd_frames_tell(const char *wrong, const char *over);
 
-/* A call is refused at this time since `listen` or `listen_admin` has all it serves: for the next
- * second connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
-void pd_frames_crowd(uint64_t now_ns);
+/* A call is refused at this time since the door has all it serves: for the next second its
+ * connections are held to PD_FRAMES_CROWDED_MAX. Any thread. */
+void pd_frames_crowd(enum pd_door door, uint64_t now_ns);
 
 #endif

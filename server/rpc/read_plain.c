@@ -49,13 +49,13 @@ void pd_read_plain_close(void)
     own.places = NULL;
 }
 
-void pd_read_plain_begin(int fd)
+void pd_read_plain_begin(int fd, enum pd_door door)
 {
     struct stat file;
     if ((uint32_t)fd >= own.count || fstat(fd, &file) != 0)
         return;
     struct place *place = &own.places[fd];
-    place->frames = (struct pd_frames){0};
+    place->frames = (struct pd_frames){.door = door};
     place->inode = file.st_ino;
     atomic_store(&place->watched, true);
 }

@@ -8,6 +8,7 @@
 #define PD_SERVER_RPC_READ_PLAIN_H
 
 #include "base/err.h"
+#include "server/rpc/rpc.h"
 
 #include <stdint.h>
 #include <sys/socket.h>
@@ -17,8 +18,8 @@
 int pd_read_plain_open(uint32_t descriptors_max, struct pd_error *error) PD_MUST_CHECK;
 /* After gRPC has closed its connections; nothing is left where nothing was opened. */
 void pd_read_plain_close(void);
-/* The descriptor is a new connection's, that gRPC has not read from yet. Any thread. */
-void pd_read_plain_begin(int fd);
+/* The descriptor is a new connection's at this door, that gRPC has not read from yet. Any thread. */
+void pd_read_plain_begin(int fd, enum pd_door door);
 
 /* recvmsg(2), for libraries that call it. A connection that ends for its frames: ECONNRESET. */
 ssize_t pd_recvmsg(int fd, struct msghdr *message, int flags) __asm__("recvmsg");

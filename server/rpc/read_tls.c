@@ -51,6 +51,8 @@ static struct watch *watch_of(SSL *ssl)
     if (watch)
         return watch;
     watch = calloc(1, sizeof(*watch));
+    if (watch)
+        watch->frames.door = PD_DOORS; /* an SSL object does not say */
     if (watch && SSL_set_ex_data(ssl, place, watch) != 1) {
         free(watch);
         return NULL;

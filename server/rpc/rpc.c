@@ -88,8 +88,7 @@ static int check_calls(struct pd_rpc *rpc, enum pd_door door, const struct pd_me
     uint32_t open = atomic_load(&rpc->calls_open[door]), max = pd_rpc_calls_max(rpc, door);
 
     if (open >= max) {
-        if (door != PD_DOOR_HEALTH)
-            pd_frames_crowd(pd_clock_mono_ns());
+        pd_frames_crowd(door, pd_clock_mono_ns());
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_CALLS",
                             "%u calls are open at this address, as many as it serves (%s%u)", open,
                             door == PD_DOOR_MAIN ? "limits.push_calls and " : "",

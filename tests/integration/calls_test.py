@@ -16,15 +16,17 @@ def watch(made):
 
 
 class Watches:
-    """`count` health Watch calls on two connections; with Watches(...): those that got a first answer stay open."""
+    """`count` health Watch calls on some connections; with Watches(...): those that got a first answer stay open."""
+
+    CONNECTIONS = 8  # none opens more streams at once than it may at a full address
 
     def __init__(self, address, count):
         self.address, self.count = address, count
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            channels = [stack.enter_context(channel(self.address)) for _ in range(2)]
-            calls = [watch(channels[n % 2]) for n in range(self.count)]
+            channels = [stack.enter_context(channel(self.address)) for _ in range(self.CONNECTIONS)]
+            calls = [watch(channels[n % self.CONNECTIONS]) for n in range(self.count)]
             for call in calls:
                 stack.callback(call.cancel)
             codes = [code_of(lambda call=call: next(call)) for call in calls]

@@ -42,10 +42,10 @@ class RunTestsTest(unittest.TestCase):
         with open(os.path.join(self.top, "arguments"), encoding="utf-8") as file:
             return file.read().splitlines()
 
-    def run_tests(self, listed, status=0, full=False):
+    def run_tests(self, listed, status=0, full=False, parts=()):
         self.write("listed", textwrap.dedent(listed))
         self.write("status", str(status))
-        done = subprocess.run([sys.executable, RUN_TESTS, *(["--full"] if full else [])], cwd=self.top, stdout=subprocess.PIPE,
+        done = subprocess.run([sys.executable, RUN_TESTS, *(["--full"] if full else []), *parts], cwd=self.top, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False,
                               env={"PATH": os.path.join(self.top, "bin") + ":/usr/bin:/bin"})
         return done.returncode, done.stdout
@@ -86,6 +86,15 @@ class RunTestsTest(unittest.TestCase):
                          [(False, False, True, True), (True, False, False, False), (False, True, False, False)])
         self.assertEqual(output.splitlines()[-1], "5 passed, 0 failed")
         self.assertIn("== fuzz: 600 s each", output)
+
+    def test_parts(self):
+        status, output = self.run_tests("//tests/unit:base_test   PASSED in 0.1s\n", full=True, parts=["tsan", "lint"])
+        self.assertEqual((status, output.splitlines()[-1]), (0, "2 passed, 0 failed"))
+        self.assertEqual([("--config=tsan" in a) for a in self.bazel_arguments()], [True])
+        self.assertNotIn("== fuzz", output)
+        status, output = self.run_tests("", parts=["asan"])
+        self.assertEqual(status, 2)
+        self.assertIn("no such part: asan", output)
 
     def test_failures(self):
         self.write("bazel-testlogs/tests/unit/base_test/test.log", "[  PASSED  ] 3 test(s).\n[  FAILED  ] base_test: 2 test(s), listed below:\n")

@@ -2,6 +2,7 @@
  * end, a flood of resets and too many streams in a crowd are found, and all else passes. The same
  * through recvmsg, on sockets, and through SSL_read, on sessions that lie in memory as libgrpc's
  * do; and that libgrpc calls these. */
+#include "base/clock.h"
 #include "server/rpc/frames.h"
 #include "server/rpc/interposed.h"
 #include "server/rpc/read_plain.h"
@@ -54,9 +55,9 @@ static void put(int kind, int flags, uint32_t payload)
 }
 
 /* Fed in pieces of at most `most` bytes, all at one time. */
-static const char *fed(size_t most, uint64_t now_ns)
+static const char *fed(size_t most, int door, uint64_t now_ns)
 {
-    struct pd_frames frames = {0};
+    struct pd_frames frames = {.door = door};
     const char *wrong = NULL;
     for (size_t at = 0; at < size && !wrong; at += most)
         wrong = pd_frames_take(&frames, bytes + at, size - at < most ? size - at : most, now_ns);
@@ -67,7 +68,7 @@ static void expect(const char *wrong)
 {
     const size_t pieces[] = {1, 2, 8, 9, 10, 4096, sizeof bytes};
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        const char *found = fed(pieces[i], SECOND_NS);
+        const char *found = fed(pieces[i], PD_DOOR_MAIN, SECOND_NS);
         if (wrong)
             assert_string_equal(found, wrong);
         else
@@ -147,14 +148,16 @@ static void test_crowded(void **state)
     begin();
     for (uint32_t i = 0; i < PD_FRAMES_CROWDED_MAX; i++)
         put(HEADERS, i % 2 == 0 ? 4 : 0, 10);
-    pd_frames_crowd(SECOND_NS);
+    pd_frames_crowd(PD_DOOR_MAIN, SECOND_NS);
     expect(NULL);
     put(CONTINUATION, 4, 10); /* opens none */
     expect(NULL);
     put(HEADERS, 4, 10);
     expect("streams");
-    assert_null(fed(100, 2 * SECOND_NS)); /* the crowd has gone */
-    pd_frames_crowd(0);
+    assert_null(fed(100, PD_DOOR_MAIN, 2 * SECOND_NS)); /* the crowd has gone */
+    assert_null(fed(100, PD_DOOR_HEALTH, SECOND_NS));   /* or is at another door */
+    assert_string_equal(fed(100, PD_DOORS, SECOND_NS), "streams");
+    pd_frames_crowd(PD_DOOR_MAIN, 0);
     expect(NULL);
 }
 
@@ -184,7 +187,7 @@ static void test_sockets(void **state)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     begin();
     put(HEADERS, 4, 100);
-    pd_read_plain_begin(pair[0]);
+    pd_read_plain_begin(pair[0], PD_DOOR_MAIN);
     assert_int_equal(write(pair[1], bytes, size), (ssize_t)size);
     assert_int_equal(receive(pair[0]), (ssize_t)size);
     size = 0;
@@ -203,7 +206,7 @@ static void test_sockets(void **state)
     /* The same number, somebody else's socket: what it carries is its own affair. */
     int other[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, other), 0);
-    pd_read_plain_begin(other[0]);
+    pd_read_plain_begin(other[0], PD_DOOR_MAIN);
     close(other[1]);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     assert_true(dup2(pair[0], other[0]) == other[0]);
@@ -216,6 +219,30 @@ static void test_sockets(void **state)
     close(pair[0]);
     close(pair[1]);
     close(other[0]);
+    pd_read_plain_close();
+}
+
+/* What a connection may do goes by the door that it came through. */
+static void test_sockets_of_doors(void **state)
+{
+    struct pd_error error = {0};
+    (void)state;
+    assert_int_equal(pd_read_plain_open(256, &error), 0);
+    begin();
+    for (uint32_t i = 0; i <= PD_FRAMES_CROWDED_MAX; i++)
+        put(HEADERS, 4, 10);
+    for (int crowded = 0; crowded < PD_DOORS; crowded++)
+        for (int door = 0; door < PD_DOORS; door++) {
+            int pair[2];
+            assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+            pd_read_plain_begin(pair[0], (enum pd_door)door);
+            pd_frames_crowd((enum pd_door)crowded, pd_clock_mono_ns());
+            assert_int_equal(write(pair[1], bytes, size), (ssize_t)size);
+            assert_int_equal(receive(pair[0]), door == crowded ? -1 : (ssize_t)size);
+            pd_frames_crowd((enum pd_door)crowded, 0);
+            close(pair[0]);
+            close(pair[1]);
+        }
     pd_read_plain_close();
 }
 
@@ -399,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_pings),
         cmocka_unit_test(test_resets),         cmocka_unit_test(test_crowded),
         cmocka_unit_test(test_foreign),        cmocka_unit_test(test_sockets),
+        cmocka_unit_test(test_sockets_of_doors),
         cmocka_unit_test(test_tls_cut_anyhow), cmocka_unit_test(test_tls_resets),
         cmocka_unit_test(test_tls_ends),       cmocka_unit_test(test_tls_else_as_it_was),
         cmocka_unit_test(test_interposed),
