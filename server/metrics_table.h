@@ -29,7 +29,7 @@
       "had none); and ended later: "                                                            \
       "header_block (HTTP/2 headers without an end), resets (more than 1,000 streams reset in " \
       "a second), pings (more than 5,000 in one), streams (more than 256 opened in a second "   \
-      "while listen has all calls it serves).")                                                 \
+      "while the address has all calls it serves).")                                            \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                            \
       "Violations found, by structural rule or kind of the probe's, each build counted.")
 

@@ -1,9 +1,9 @@
 /* How much one peer may ask for at a time: its open calls, and the calls it begins in a second.
  *
- * A peer is a host address, all its ports together; Unix sockets are one peer. What counts as a call
- * is the owner's: connections.c counts connections in a table of its own. The table is bounded: a
- * peer for which every place that its hash leads to is taken (by one with open calls, or one that
- * began some within this second) shares entry 0 with all others like it. Any thread. */
+ * A peer is a host address, all its ports together; Unix sockets are one peer. What counts as a
+ * call is the owner's: connections.c counts connections in a table of its own. The table is
+ * bounded: a peer for which every place that its hash leads to is taken (by one with open calls, or
+ * one that began some within this second) shares entry 0 with all others like it. Any thread. */
 #ifndef PD_SERVER_RPC_PEERS_H
 #define PD_SERVER_RPC_PEERS_H
 
