@@ -173,9 +173,11 @@ static const struct pd_key feed_keys[] = {
         "as there are."),
     FEED("max_segments", NUMBER, true, rules.segments_max, 0, PD_SEQ_LEN_MAX, NULL, "0",
          "Real segments per pack; 0 = no cap."),
-    FEED("max_patches", NUMBER, true, rules.patches_max, 0, UINT32_MAX, NULL, "0",
-         "Vision patches per pack, a second budget beside seq_len; a sample with more is refused; "
-         "0 = no cap."),
+    FEED(
+        "max_patches", NUMBER, true, rules.patches_max, 0, UINT32_MAX, NULL, "0",
+        "Vision patches per pack, a second budget beside seq_len; a sample with more is refused; "
+        "0 = no cap, but a token of a span stands for at most 4,096 patches and 64 frames unless a "
+        "tensor of unit patch carries them."),
     FEED("vision_window", NUMBER, true, layout.vision_window, 0, 1u << 16, NULL, "0",
          "Side of a window of the vision tower in merged tokens (Qwen2.5-VL: 4); 0 = no window "
          "arrays."),

@@ -21,6 +21,11 @@
 #define PD_DOOR_KEY_MAX 255
 /* With fewer targets than this in a sample, equal labels and next tokens may be chance. */
 #define PD_DOOR_SHIFTED_MIN 15
+/* What a token of a span may stand for where patches_max is 0 and no tensor of unit PATCH carries
+ * the span's patches. By it a pack's vision_cu_seqlens takes at most 256 bytes a position, and
+ * batches of up to 524,288 positions stay within int32 offsets, however packs are made. */
+#define PD_DOOR_TOKEN_PATCHES_MAX 4096
+#define PD_DOOR_TOKEN_FRAMES_MAX 64
 
 struct pd_door_rules {
     uint32_t seq_len;
@@ -31,7 +36,7 @@ struct pd_door_rules {
     uint64_t block_bytes_max;  /* body of one block */
     uint32_t block_samples_max;
     bool check_shifted;   /* refuse labels that look shifted */
-    uint32_t patches_max; /* of a pack; 0 = no cap */
+    uint32_t patches_max; /* of a pack; 0 = no cap, but that of a span's tokens */
     bool mrope;           /* positions: mrope: every span has a grid */
     /* Tokens that stand in spans and nowhere else; count 0 = not checked. Borrowed. */
     const uint32_t *media_tokens;
@@ -66,6 +71,8 @@ enum pd_door_detail {
     PD_DOOR_DETAIL_NONE,
     PD_DOOR_SAMPLE_PATCHES, /* TOO_LARGE */
     PD_DOOR_SPAN_PATCHES,   /* TOO_LARGE */
+    PD_DOOR_CLAIM_PATCHES,  /* TOO_LARGE */
+    PD_DOOR_CLAIM_FRAMES,   /* TOO_LARGE */
     PD_DOOR_SPAN_TOO_LONG,  /* OVER_LENGTH */
     PD_DOOR_RAGGED_COUNT,   /* BAD_RAGGED */
     PD_DOOR_RAGGED_VIEW,

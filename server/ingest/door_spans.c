@@ -287,6 +287,37 @@ static void check_fits(struct making *making, uint32_t index, uint32_t at,
                                             .expected = rules->patches_max});
 }
 
+/* Whether the span's patches are in the body, which a tensor of unit PATCH is checked for. */
+static bool is_carried(const struct making *making, const struct pd_span *span)
+{
+    for (uint32_t k = 0; k < making->tensor_count; k++)
+        if (making->tensors[k].unit == PD_UNIT_PATCH &&
+            pd_tensor_has_view(&making->tensors[k], span->view))
+            return true;
+    return false;
+}
+
+/* Patches that are not pushed cost nothing to claim, and batches have entries for their frames: so
+ * many as the span's tokens stand for are believed. */
+static void check_claim(struct making *making, uint32_t index, uint32_t at,
+                        const struct pd_span *span)
+{
+    uint64_t patches_max = (uint64_t)span->length_tokens * PD_DOOR_TOKEN_PATCHES_MAX;
+    uint64_t frames_max = (uint64_t)span->length_tokens * PD_DOOR_TOKEN_FRAMES_MAX;
+    bool frames = span->grid_t > frames_max;
+
+    if (making->rules->patches_max > 0 || is_carried(making, span))
+        return;
+    if (frames || span->patches > patches_max)
+        door_refuse(
+            making, index,
+            (struct pd_door_reject){.reason = PD_DOOR_TOO_LARGE,
+                                    .detail = frames ? PD_DOOR_CLAIM_FRAMES : PD_DOOR_CLAIM_PATCHES,
+                                    .at = at,
+                                    .found = frames ? span->grid_t : span->patches,
+                                    .expected = (int64_t)(frames ? frames_max : patches_max)});
+}
+
 void door_take_spans(struct making *making, uint32_t index)
 {
     uint32_t count = door_sample_spans(making, index);
@@ -299,6 +330,7 @@ void door_take_spans(struct making *making, uint32_t index)
             !grid_holds(making, index, s, &span))
             break;
         check_fits(making, index, s, &span);
+        check_claim(making, index, s, &span);
         free_from = (uint64_t)span.offset_tokens + span.length_tokens;
         patches += span.patches;
         reach += reach_of(&span);

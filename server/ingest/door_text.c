@@ -113,6 +113,13 @@ static void too_large_text(const struct pd_door_reject *reject, const struct pd_
                  "spans.patches of span %u is %" PRId64 "; a pack holds %" PRId64
                  " (max_patches), and a span is never split",
                  reject->at, reject->found, reject->expected);
+    else if (reject->detail == PD_DOOR_CLAIM_PATCHES || reject->detail == PD_DOOR_CLAIM_FRAMES)
+        snprintf(text, size,
+                 "spans.%s of span %u is %" PRId64 " and no tensor of unit patch carries it; its "
+                 "tokens stand for at most %" PRId64 ": push the tensor, or set the feed's "
+                 "max_patches",
+                 reject->detail == PD_DOOR_CLAIM_FRAMES ? "grid_t" : "patches", reject->at,
+                 reject->found, reject->expected);
     else
         snprintf(text, size, "%" PRId64 " bytes; max_sample_bytes is %" PRIu64, reject->found,
                  rules->sample_bytes_max);

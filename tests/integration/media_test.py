@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 import harness
-from peer import Push, error_detail, pb
+from peer import Fetch, Push, end_feed, error_detail, open_job, pb
 
 PAD = 900  # stands in media spans
 
@@ -204,6 +204,56 @@ class DirectoryTest(unittest.TestCase):
                 done = daemon.packctl("push", path, check=False)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(words, done.stderr)
+
+
+class ClaimTest(unittest.TestCase):
+    """Patches that a sample states and does not push are believed as far as its tokens go, so that no few bytes make a large batch."""
+
+    def pushes(self, feed, claims):
+        """Pushes a sample of 8 tokens, a span of 2 in it, for each (patches, frames or 0, Push.block's keywords); returns the
+        rejects by seq."""
+        push = Push(self.daemon.address, feed=feed, stream=feed)
+        push.welcome()
+        for patches, frames, more in claims:
+            grid = {"grid_t": [frames], "grid_h": [patches // frames], "grid_w": [1]} if frames else {}
+            spans = pb.Spans(views=["front"], counts=[1], view=[0], offsets=[3], lengths=[2], patches=[patches], **grid)
+            push.block([[1, 2, 3, PAD, PAD, 4, 5, 6]], spans=spans, **more)
+        push.wait_durable(len(claims))
+        push.close()
+        return {r.seq: r for r in push.rejects}
+
+    def test_patches_that_nobody_sends(self):
+        def pixels(patches, *views):
+            spec = pb.TensorSpec(name="pixels", dtype=pb.DTYPE_UINT8, axis=pb.AXIS_RAGGED, unit=pb.RAGGED_PATCH,
+                                 span_views=views, counts=[patches])
+            return {"tensors": [spec], "labels_bytes": b"\7" * patches}
+
+        feeds = [{"name": "default", "seq_len": 64, "window": 1}, {"name": "capped", "seq_len": 64, "window": 1, "max_patches": 1000}]
+        with harness.Daemon(feeds) as self.daemon:
+            good = [(8192, 0, {}), (128, 128, {}), (300, 300, pixels(300)), (8192, 2, {})]
+            bad = [(8193, 0, "8192"), (2**32 - 1, 0, "8192"), (129, 129, "128"), (20_000_000, 20_000_000, "128"), (8194, 2, "8192")]
+            rejects = self.pushes("default", good + [(patches, frames, {}) for patches, frames, _ in bad])
+            self.assertEqual(sorted(rejects), list(range(len(good), len(good) + len(bad))), rejects)
+            for (patches, frames, most), reject in zip(bad, rejects.values()):
+                self.assertEqual(reject.reason, "TOO_LARGE")
+                field = "spans.grid_t" if frames == patches else "spans.patches"
+                for words in (f"{field} of span 0 is {patches} ", f"at most {most}:", "push the tensor, or set the feed's max_patches"):
+                    self.assertIn(words, reject.detail)
+            # the feed's own bound takes the place of this one
+            rejects = self.pushes("capped", [(1000, 1000, {}), (1001, 1001, {})])
+            self.assertEqual(list(rejects), [1])
+            self.assertIn("1001 patches in spans.patches of the sample; a pack holds 1000 (max_patches)", rejects[1].detail)
+            end_feed(self.daemon.address)
+            batches = Fetch(self.daemon.address, open_job(self.daemon.address)).all()
+            self.assertEqual(sum(len(b["image_grid_thw"]) for b in batches), len(good))
+            self.assertLess(max(len(b.payload) for b in batches), 64 * 256 + 8192)
+
+    def test_a_tensor_of_another_view_carries_nothing(self):
+        with harness.Daemon([{"name": "default", "seq_len": 64, "window": 1}]) as self.daemon:
+            spec = pb.TensorSpec(name="pixels", dtype=pb.DTYPE_UINT8, axis=pb.AXIS_RAGGED, unit=pb.RAGGED_PATCH,
+                                 span_views=["wrist"], counts=[0])
+            rejects = self.pushes("default", [(300, 300, {"tensors": [spec]})])
+            self.assertEqual([r.reason for r in rejects.values()], ["TOO_LARGE"])
 
 
 class DurableMediaTest(unittest.TestCase):

@@ -384,6 +384,59 @@ static void names_reasons_of_columns(void **state)
     free(p);
 }
 
+/* Sample 1 has a span of two tokens that claims `patches`, in `frames` frames unless that is 0;
+ * expected: the bound that refuses it, 0 for none. */
+static void claim(uint32_t patches, uint32_t frames, int64_t expected)
+{
+    struct pushed *p = three(10);
+    struct made made;
+    uint32_t one = 1, offset = 4, length = 2, height = frames ? patches / frames : 0;
+    Packd__V1__Spans spans;
+
+    packd__v1__spans__init(&spans);
+    spans.counts = (uint32_t[]){0, 1, 0};
+    spans.n_counts = 3;
+    spans.offsets = &offset;
+    spans.lengths = &length;
+    spans.patches = &patches;
+    spans.n_offsets = spans.n_lengths = spans.n_patches = 1;
+    spans.grid_t = &frames;
+    spans.grid_h = &height;
+    spans.grid_w = &one;
+    spans.n_grid_t = spans.n_grid_h = spans.n_grid_w = frames > 0;
+    p->head.spans = &spans;
+    make(p, &made, 50);
+    assert_int_equal(made.rejects.count, expected > 0);
+    if (expected > 0) {
+        const struct pd_door_reject *item = made.rejects.items;
+        char text[240];
+        assert_int_equal(item->index, 1);
+        assert_int_equal(item->reason, PD_DOOR_TOO_LARGE);
+        assert_int_equal(item->found, patches);
+        assert_int_equal(item->expected, expected);
+        assert_non_null(strstr(pd_door_reject_text(&made.rejects, item, &rules, text, sizeof text),
+                               "max_patches"));
+    } else {
+        assert_int_equal(made.head.spans[0].patches, patches);
+    }
+    made_fini(&made);
+    free(p);
+}
+
+/* Without a tensor that carries them, a span's tokens bound patches and frames. */
+static void bounds_claims(void **state)
+{
+    const uint32_t patches = 2 * PD_DOOR_TOKEN_PATCHES_MAX, frames = 2 * PD_DOOR_TOKEN_FRAMES_MAX;
+
+    (void)state;
+    claim(patches, 0, 0);
+    claim(patches + 1, 0, patches);
+    claim(UINT32_MAX, 0, patches);
+    claim(3 * frames, frames, 0);
+    claim(frames + 1, frames + 1, frames);
+    claim(100000000, 100000000, frames);
+}
+
 /* Labels moved by one are refused; what may look like it is not. */
 static void shifted_labels(void **state)
 {
@@ -487,6 +540,7 @@ int main(void)
         cmocka_unit_test(agrees_with_the_model),
         cmocka_unit_test(names_each_reason),
         cmocka_unit_test(names_reasons_of_columns),
+        cmocka_unit_test(bounds_claims),
         cmocka_unit_test(shifted_labels),
         cmocka_unit_test(joins_rejects),
         cmocka_unit_test(refuses_blocks_as_a_whole),
