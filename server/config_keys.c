@@ -92,7 +92,9 @@ static const struct pd_key top_keys[] = {
         "(memory.ingest / 4 / limits.push_calls): bytes granted, or received and not yet in the "
         "log; at the limit they wait. At least twice limits.max_sample_bytes; 0 = no limit."),
     TOP("limits.stall", DURATION, stall_ns, SECOND, 24 * HOUR, NULL, "60s",
-        "A write to a client without progress for this long ends the call."),
+        "A call ends where for this long a write to its client makes no progress, its first "
+        "message does not come, or a block stands open without progress although there is credit. "
+        "Time in which packd itself stood still does not count."),
     TOP("drain", DURATION, drain_ns, 0, 24 * HOUR, NULL, "30s",
         "Grace period of a shutdown: calls that have not ended by then are cancelled."),
     TOP("threads.rpc", NUMBER, rpc_threads, 0, 64, NULL, "0",
@@ -193,7 +195,8 @@ static const struct pd_key feed_keys[] = {
          "A step that waits longer is completed from a short window; 0 = never flush on idleness."),
     FEED("idle_release", DURATION, false, idle_release_ns, 0, 8760 * HOUR, NULL, "0",
          "A job without a call, a delivery or a commit for so long stops holding the log, loudly, "
-         "until it is opened again; 0 = never."),
+         "until it is opened again; 0 = never: a job that was only tried holds it until it is "
+         "deleted."),
     FEED("plan_ahead", BYTES, false, plan_ahead_bytes, KIB, 1024 * TIB, NULL, "1GiB",
          "Payload bytes planned past the highest step delivered."),
     FEED("log_share", NUMBER, false, log_share, 1, 1000000, NULL, "1",

@@ -314,20 +314,23 @@ static void put_reference_table(FILE *out, const struct pd_key_table *table)
 
 int pd_config_reference(FILE *out)
 {
-    fputs("# Configuration\n\nMade from the key table in `server/config_keys.c` by `bazel run "
-          "//server:reference -- "
-          "config`; a test compares the two.\n\n"
-          "One YAML file (`packd --config FILE`). Flags override `PACKD_*` variables, these "
-          "override the file, the file "
-          "overrides the\ndefaults. A key that is not in a table below is an error. Sizes take B, "
-          "KiB, MiB, GiB, TiB (1024) "
-          "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` "
-          "prints the configuration in force and "
-          "ends.\n\nSIGHUP reads file and environment again: keys marked so take effect at once, "
-          "planning rules and weights of a\nfeed from the next pack; for any other that differs a "
-          "log line (`reload_ignored`, `reload_feeds`) says that it needs a\nrestart. A "
-          "configuration with an error changes nothing.\n\n## The daemon\n\n",
-          out);
+    fputs(
+        "# Configuration\n\nMade from the key table in `server/config_keys.c` by `bazel run "
+        "//server:reference -- "
+        "config`; a test compares the two.\n\n"
+        "One YAML file (`packd --config FILE`). Flags override `PACKD_*` variables, these "
+        "override the file, the file "
+        "overrides the\ndefaults. A key that is not in a table below is an error. Sizes take B, "
+        "KiB, MiB, GiB, TiB (1024) "
+        "and KB, MB, GB, TB (1000);\ndurations ns, us, ms, s, m, h. `packd --check-config` "
+        "prints the configuration in force and "
+        "ends.\n\nSIGHUP reads file and environment again. Keys marked so take effect at once, "
+        "and so do the tokens in their files; planning\nrules and weights of a feed act from the "
+        "first pack that is not planned yet, which `plan_ahead` may put far ahead. For any "
+        "other\nkey that differs a log line (`reload_ignored`, `reload_feeds`) says that it needs "
+        "a restart. A configuration with an error,\nor with another value for a fixed key of a "
+        "feed (below), changes nothing (`reload_failed`).\n\n## The daemon\n\n",
+        out);
     put_reference_table(out, &pd_top_keys);
     fputs("## A principal: an entry of `auth`\n\n", out);
     put_reference_table(out, &pd_principal_keys);
@@ -335,12 +338,11 @@ int pd_config_reference(FILE *out)
           "On a feed with data the keys that shape planned batches are fixed: a start with another "
           "value "
           "is refused, both\nvalues named. These may change: `window`, `window_bytes`, `strategy`, "
-          "`order`, `shuffle_samples`, `shuffle_bytes`,\n`over_length`, the sources' weights (each "
-          "acts "
-          "from the first pack not planned yet); `streams` and `stream_count` with\nmerge: "
-          "arrival; and "
-          "what shapes no batch: `max_wait`, `plan_ahead`, `log_share`, `vocab_size`, "
-          "`labels_look_shifted`, `jobs`.\n\n",
+          "`order`, `shuffle_samples`, `shuffle_bytes`,\n`over_length`, `drop_views`, "
+          "`keep_frames`, and with merge: arrival the sources' weights (each acts from the first "
+          "pack not\nplanned yet); `streams` and `stream_count` with merge: arrival; and what "
+          "shapes no batch: `max_wait`, `idle_release`,\n`plan_ahead`, `log_share`, `vocab_size`, "
+          "`media_tokens`, `labels_look_shifted`, `jobs`.\n\n",
           out);
     put_reference_table(out, &pd_feed_keys);
     fputs("## A source: a value of `sources`\n\n", out);

@@ -29,7 +29,7 @@
       "had none); and ended later: "                                                            \
       "header_block (HTTP/2 headers without an end), resets (more than 1,000 streams reset in " \
       "a second), pings (more than 5,000 in one), streams (more than 256 opened in a second "   \
-      "while listen has all calls it serves).")                                                 \
+      "while the address has all calls it serves).")                                            \
     X(PD_M_VIOLATIONS, "packd_validation_violations_total", "check",                            \
       "Violations found, by structural rule or kind of the probe's, each build counted.")
 
@@ -146,7 +146,7 @@
     X(PD_C_FEED_UNPLANNED, "packd_feed_unplanned_bytes", "gauge", "feed",                          \
       "Bytes of the log in samples that are in no pack yet; the rest is held for jobs.")           \
     X(PD_C_FEED_LOG_MAX, "packd_feed_log_max_bytes", "gauge", "feed",                              \
-      "The feed's share of what the log may use.")                                                        \
+      "The feed's share of what the log may use.")                                                 \
     X(PD_C_LOG_STALLED, "packd_log_stalled", "gauge", "feed",                                      \
       "1 where the log is nearly full and only a job's commit can free space.")                    \
     X(PD_C_JOB_PLANNED, "packd_job_planned_step", "gauge", "feed, job_name",                       \
@@ -174,7 +174,8 @@
     X(PD_C_BUILDING, "packd_building_batches", "gauge", "", "Batches being built.")                \
     X(PD_C_WAITERS, "packd_serve_waiters", "gauge", "", "Fetches that wait for a batch.")          \
     X(PD_C_LOG_BYTES, "packd_log_bytes", "gauge", "", "Bytes of the log in use.")                  \
-    X(PD_C_LOG_MAX, "packd_log_max_bytes", "gauge", "", "What the log may use: log.max_bytes, or less where its disk cannot hold that.")    \
+    X(PD_C_LOG_MAX, "packd_log_max_bytes", "gauge", "",                                            \
+      "What the log may use: log.max_bytes, or less where its disk cannot hold that.")             \
     X(PD_C_LOG_INCARNATION, "packd_log_incarnation", "gauge", "",                                  \
       "How often the log has been opened.")                                                        \
     X(PD_C_CONNECTIONS, "packd_connections", "gauge", "door: main, admin, health",                 \

@@ -2,25 +2,28 @@
  * the loop.
  *
  *   start                                    stop, in reverse
- *   loop       libuv, signals, bell          close handles, run the loop empty
+ *   loop       libuv, signals, bell          close handles, run the loop empty; free what they
+ *                                            belonged to
  *   log        open, lock the directory      close
  *   http       bind                          (closed by then: nobody would answer)
  *   serve      tables                        free (every batch has come back)
  *   validate   its thread, self-test         join (nobody asks any more)
- *   assemble   M threads that build          join; waiting fetches are answered
+ *   assemble   M threads that build          join; waiting fetches are answered; free the sequencer
  *   collector  its handles                   close (the sequencer holds no request)
  *   sequencer  replay, thread                finish what is queued, snapshot, join
  *              (the loop turns meanwhile)
- *   rpc        bind, N threads               (stopped by then) free
+ *   rpc        bind, N threads               free (stopped by then; else, where a later step
+ *                                            failed to start, stop first)
  *   stopper    its thread, parked            join (it has ended the calls, or was never needed)
  *   service    gauges, ports file, READY     not ready any more; close http
  *
- * End: TERM or INT asks for it. The state becomes draining (readiness and health say no), the
- * stopper runs pd_rpc_stop, which waits for the calls, while the loop goes on answering /livez and
- * /metrics; when it has returned, the loop ends and the steps are undone. While the log is still
- * being read, the reading stops at the next record and the steps so far are undone. A second signal
- * ends the process at once: the log is whole at every moment. The main thread owns all of struct
- * daemon but `drain_asked`, `rpc_stopped` and the bell.
+ * End: TERM, INT or QUIT asks for it, or a listener that gRPC has given up. The state becomes
+ * stopping (readiness and health say no), the stopper runs pd_rpc_stop, which waits for the calls,
+ * while the loop goes on answering /livez and /metrics; when it has returned, the loop ends and the
+ * steps are undone. While the log is still being read, the reading stops at the next record and the
+ * steps so far are undone. A second signal ends the process at once: the log is whole at every
+ * moment. The main thread owns all of struct daemon but `drain_asked`, `reloaded`, `rpc_stopped`,
+ * the stopper's semaphore and the bell.
  *
  * It does not know what any part does. */
 #include "base/check.h"
@@ -323,7 +326,7 @@ static void on_signal(uv_signal_t *handle, int number)
         begin_end(d, why);
 }
 
-/* Rung by Admin.Drain and by the stopper. */
+/* Rung by Admin.Drain, by the sequencer when a reload is done, and by the stopper. */
 static void on_bell(uv_async_t *bell)
 {
     struct daemon *d = bell->data;

@@ -5,12 +5,14 @@
 #include "server/job_info.h"
 #include "server/request.h"
 
-/* PD_ENOTFOUND UNKNOWN_FEED; PD_EMISMATCH SPEC_MISMATCH (field, both values), STEP_PACKS (rows *
- * dp_size * accum != step_packs: what would fit), LOG_ID, SEGMENT_MULTIPLE; PD_EFENCED
- * STALE_WORLD (a superseded world token); PD_ELIMIT BATCH_TOO_LARGE, STEP_TOO_LARGE,
- * COMMIT_TOO_RARE, TOO_MANY_JOBS; PD_EMISMATCH REGROUP (another step_packs without `regroup`, or
- * not at the last commit); PD_ERANGE STEP_TRIMMED (the step to resume at is no longer in the log,
- * the lowest that is is named); PD_EINVAL BAD_NAME, BAD_RANGE; PD_ENOTFOUND UNKNOWN_FEED. */
+/* PD_ENOTFOUND UNKNOWN_FEED; PD_EINVAL BAD_NAME; PD_EMISMATCH LOG_ID, STEP_PACKS (rows * dp_size *
+ * accum != step_packs: what would fit), SEGMENT_MULTIPLE, SPEC_MISMATCH (field, both values),
+ * REGROUP (another step_packs without `regroup`, not at the last commit, or where steps that are
+ * left out or share packs would move); PD_ELIMIT STEP_TOO_LARGE, TOO_MANY_SEGMENTS,
+ * BATCH_TOO_LARGE, COMMIT_TOO_RARE, TOO_MANY_JOBS; PD_EFENCED STALE_WORLD (a superseded world
+ * token); PD_ERANGE STEP_NOT_PLANNED (resume_step is beyond the plan), STEP_TRIMMED (the step to
+ * resume at is no longer in the log, the lowest that is is named); PD_ENOMEM NO_MEMORY; what
+ * writing to the log says. */
 struct pd_request_open_job {
     struct pd_request base;
     char feed[PD_NAME_MAX + 1];

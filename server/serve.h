@@ -6,9 +6,9 @@
  *                                        tasks v │ publish
  *                                         assemble x M: plan -> layout -> check -> digest -> header
  *
- * One mutex guards the tables; nothing is called back while it is held except waiter->ready, which
- * must only post elsewhere. A batch is immutable and reference-counted: it dies when the last
- * reader (a waiter, a gRPC slice) lets go.
+ * One mutex guards the tables; nothing is called back while it is held. waiter->ready follows, on
+ * the thread that made it true, and must only post elsewhere. A batch is immutable and
+ * reference-counted: it dies when the last reader (a waiter, a gRPC slice) lets go.
  *
  * When full: ready batches may take memory.batches bytes. Before a build starts its payload bound
  * is reserved; if that does not fit, ready batches nobody holds are evicted, highest step first;

@@ -152,8 +152,8 @@ enum packd_dtype {
 
 /* A media span of a sample: `length` placeholder tokens from `offset` that stand for an image or a
  * video. Never cut: it is served whole or not at all. Spans ascend and do not overlap. Where no
- * tensor of unit patch carries the patches, max_patches of the feed or, without it, 4,096 patches and
- * 64 frames a token are the bound (TOO_LARGE). */
+ * tensor of unit patch carries the patches, max_patches of the feed or, without it, 4,096 patches
+ * and 64 frames a token are the bound (TOO_LARGE). */
 struct packd_span {
     const char *view;                /* [A-Za-z0-9_-]{1,64}, say the camera; NULL: "default" */
     uint32_t offset, length;         /* tokens; length >= 1 */

@@ -4,7 +4,8 @@
 #
 #   deploy/install/install.sh [--prefix DIR] [--sysconfdir DIR] [--destdir DIR]      default /usr/local, /etc, nothing
 #
-# Builds first what is not built (tools/setup.sh build installs what that needs). An existing /etc/packd/packd.yaml is kept.
+# Builds first what is not built (tools/setup.sh build installs what that needs): under sudo as the user who called it, so that bazel's files
+# stay his. An existing /etc/packd/packd.yaml is kept. Afterwards run ldconfig where programs shall find libpackd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -16,14 +17,16 @@ while [ $# -gt 0 ]; do
     declare "${1#--}=$2"
     shift 2
     ;;
-  -h | --help) sed -n 2,7p "$0"; exit 0 ;;
+  -h | --help) sed -n 2,8p "$0"; exit 0 ;;
   *) echo "install.sh: unknown argument '$1'; see deploy/install/install.sh --help" >&2; exit 2 ;;
   esac
 done
 case $prefix$sysconfdir in /*) ;; *) echo "install.sh: --prefix and --sysconfdir are absolute paths" >&2; exit 2 ;; esac
 
 bin=${PACKD_BIN:-bazel-bin} # where the built files are
-[ -n "${PACKD_BIN:-}" ] || bazel build --noshow_progress //server:packd //server:packd_replay //client:packctl //client:libpackd.so //server:reference
+as_caller=()
+[ "$(id -u)" != 0 ] || [ "${SUDO_USER:-root}" = root ] || as_caller=(sudo -H -u "$SUDO_USER")
+[ -n "${PACKD_BIN:-}" ] || "${as_caller[@]}" bazel build --noshow_progress //server:packd //server:packd_replay //client:packctl //client:libpackd.so //server:reference
 to=$destdir$prefix
 libdir=lib/$(gcc -print-multiarch)
 

@@ -2,9 +2,9 @@
  *
  * Place in the flow: an rpc thread asks here before each Welcome and Ack, and counts here each
  * message it receives and each block the log has taken. Invariant, checked at each change:
- * reserved_bytes <= max_bytes, and of each budget taken_bytes <= shared_bytes while nobody owns its
- * big place, and never more than a block above that. It knows neither blocks nor the log: whether
- * the log takes more is the sequencer's word, asked by the caller. */
+ * reserved_bytes <= max_bytes, and of each budget taken_bytes <= shared_bytes and one block. What a
+ * window gets ends at shared_bytes; only who owns the big place is granted more. It knows neither
+ * blocks nor the log: whether the log takes more is the sequencer's word, asked by the caller. */
 #include "server/ingest/credit.h"
 
 #include "base/arith.h"

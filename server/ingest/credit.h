@@ -16,8 +16,8 @@
  * Where the calls of one client host are bounded (limits.peer_bytes), each host has a budget of its
  * own, divided in the same way into shared bytes and one block; a reservation above the floor must
  * fit into both. So one host's calls share what one host may have, and wait for their host's big
- * place, not for the pool's. The floors come on top: no call can be starved by its
- * neighbours.
+ * place; for the pool's only where the block is more than a share of what the pool has left, too.
+ * The floors come on top: no call can be starved by its neighbours.
  *
  * Granted bytes cannot be taken back: a call that falls idle keeps its window until it closes. When
  * full: calls get no more than their floor, and the answer says INGEST_MEMORY and whose budget it
@@ -81,8 +81,8 @@ uint64_t pd_credit_reserved_bytes(struct pd_credit_pool *pool);
 
 /* PD_ELIMIT TOO_MANY_CALLS. Nothing is granted yet. `host` is the number of the client's host,
  * below host_count where hosts are bounded: for as long as one of its calls is open it stands for
- * no other one. The call's window grows up to `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and
- * _MAX. */
+ * no other one, but for 0, which hosts without a number of their own share (peers.h). The call's
+ * window grows up to `window_bytes_max`, within PD_CREDIT_WINDOW_MIN and _MAX. */
 int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32_t host,
                    uint64_t window_bytes_max, struct pd_error *error) PD_MUST_CHECK;
 /* Returns all that is reserved; nothing of this call may be in memory any more. */

@@ -11,7 +11,8 @@
  * gRPC would wait for the next newcomer.
  *
  * The table of listeners is written by the main thread before gRPC accepts and after it has ended,
- * so it is read without a lock; `spare_lock` is a leaf. It is the process's, as accept4 is. */
+ * so it is read without a lock; `spare_lock` is held over that of the connections and while a line
+ * is logged. The table is the process's, as accept4 is. */
 #include "server/rpc/accept.h"
 
 #include "base/check.h"

@@ -180,8 +180,8 @@ static void warn_open(const struct pd_config *config)
                "tls.cert and tls.key\"");
     if (tcp && config->auth_count == 0)
         pd_log(PD_LOG_WARN, "open_to_network",
-               "text=\"whoever reaches the TCP addresses of `listen` may do everything; set `auth`, "
-               "or listen on 127.0.0.1 and Unix sockets only\"");
+               "text=\"whoever reaches the TCP addresses of `listen` may do everything; set "
+               "`auth`, or listen on 127.0.0.1 and Unix sockets only\"");
 }
 
 int pd_listeners_bind(struct pd_rpc *rpc, struct pd_error *error)

@@ -18,7 +18,7 @@
 int pd_read_plain_open(uint32_t descriptors_max, struct pd_error *error) PD_MUST_CHECK;
 /* After gRPC has closed its connections; nothing is left where nothing was opened. */
 void pd_read_plain_close(void);
-/* The descriptor is a new connection's at this door, that gRPC has not read from yet. Any thread. */
+/* The descriptor is a new connection's at this door; gRPC has not read from it yet. Any thread. */
 void pd_read_plain_begin(int fd, enum pd_door door);
 
 /* recvmsg(2), for libraries that call it. A connection that ends for its frames: ECONNRESET. */

@@ -1,7 +1,7 @@
 """What a sample costs as work grows: 1, 10 and 100 times the samples, streams, jobs. Flat is what it should be.
 
-Processor time is packd's own, the probe off; memory is anonymous, its peak and what is left when all is delivered. `growth` is the last row's cost a sample
-over the first one's.
+Processor time is packd's own, the probe off; memory is anonymous, its peak and what is left when all is delivered. `growth` is each row's cost a sample over
+that of the first row of its kind.
 """
 
 from support import Packd, Watch, in_turns, load, median, say

@@ -28,6 +28,7 @@ def commands(path):
             line = line.split(" #")[0].strip().removeprefix("$ ").rstrip("&").strip()
             for part in re.split(r"\||&&|;", line):
                 words = [w for w in shlex.split(part) if not re.fullmatch(r"[A-Z_]+=\S*", w)]
+                words = words[1:] if words[:1] == ["sudo"] else words
                 if words:
                     yield words
 

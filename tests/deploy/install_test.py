@@ -63,6 +63,27 @@ class InstallTest(unittest.TestCase):
         with open(config) as file:
             self.assertTrue(file.read().endswith("# mine\n"))
 
+    def built_by(self, **environment):
+        """The command by which root's install.sh builds; it is not carried out."""
+        with tempfile.TemporaryDirectory() as tools:
+            for name, line in (("id", "echo 0"), ("bazel", 'echo "bazel $@"; exit 9'), ("sudo", 'echo "sudo $@"; exit 9')):
+                with open(os.path.join(tools, name), "w") as file:
+                    file.write(f"#!/bin/sh\n{line}\n")
+                os.chmod(file.name, 0o755)
+            inherited = {k: v for k, v in os.environ.items() if k not in ("PACKD_BIN", "SUDO_USER")}
+            done = run("deploy/install/install.sh", "--destdir", tools, env={**inherited, "PATH": f"{tools}:{os.environ['PATH']}", **environment})
+            self.assertEqual(done.returncode, 9, done.stderr)
+            return done.stdout
+
+    def test_with_sudo_the_caller_builds(self):
+        self.assertRegex(self.built_by(SUDO_USER="somebody"), r"^sudo -H -u somebody bazel build .*//client:libpackd\.so")
+        for environment in ({}, {"SUDO_USER": "root"}):
+            self.assertRegex(self.built_by(**environment), r"^bazel build ")
+
+    def test_help_is_the_whole_comment(self):
+        done = run("deploy/install/install.sh", "--help")
+        self.assertRegex(done.stdout, r"(?s)^# Installs packd.*ldconfig where programs shall find libpackd\.\n$")
+
     def test_a_program_builds_and_runs_against_it(self):
         source = self.path("program.c")
         with open(source, "w") as file:

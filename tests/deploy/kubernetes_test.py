@@ -133,6 +133,11 @@ class KubernetesTest(unittest.TestCase):
         del containers(loose)[0]["securityContext"]["capabilities"]
         self.assertEqual(len(restricted_violations(loose)), 1)
 
+    def test_namespaces_of_the_examples_are_made(self):
+        for path in KUSTOMIZATIONS[1:]:
+            made = {d["metadata"]["name"] for d in of_kind(self.rendered[path], "Namespace")}
+            self.assertEqual(made, {d["metadata"]["namespace"] for d in self.rendered[path] if d["kind"] != "Namespace"}, path)
+
     def test_sidecar_starts_first_and_stays(self):
         (template,) = pod_templates(self.rendered["deploy/k8s/examples/sidecar"])
         (init,) = template["spec"]["initContainers"]

@@ -13,6 +13,7 @@ SKIPPED = {".git", "third_party", "__pycache__", "build"}
 SKIPPED_AT_TOP = {"bench", "dist"}  # what bench.sh and build_wheel.sh leave
 
 C_LINES, HEADER_LINES, PYTHON_LINES, FUNCTION_LINES = 800, 150, 600, 80
+C_COLUMNS = 100
 
 # Read as a whole: a contract that one would have to look up in two places, or a table.
 LONG_HEADERS = {
@@ -47,6 +48,11 @@ def c_functions(text):
             start = None
 
 
+def wide_lines(text):
+    """(line, columns) of each line with more than C_COLUMNS characters."""
+    return [(number, len(line)) for number, line in enumerate(text.split("\n"), 1) if len(line) > C_COLUMNS]
+
+
 class StyleTest(unittest.TestCase):
     def test_the_tree_is_there(self):
         found = {path for path, _ in sources(".c", ".h", ".py", ".proto")}
@@ -61,6 +67,12 @@ class StyleTest(unittest.TestCase):
                 self.assertLessEqual(lines, HEADER_LINES if header else C_LINES, f"{path}: split it where its parts are")
             for start, length in c_functions(text):
                 self.assertLessEqual(length, FUNCTION_LINES, f"{path}:{start}: a function that needs scrolling is two")
+
+    def test_columns_of_c(self):
+        full = "/*" + "─" * (C_COLUMNS - 4) + "*/"  # characters, not bytes
+        self.assertEqual(wide_lines(f"{full}\n{full} \n{full}"), [(2, C_COLUMNS + 1)])
+        for path, text in sources(".c", ".cu", ".cc", ".cuh", ".h"):
+            self.assertEqual(wide_lines(text), [], f"{path}: (line, columns) of more than {C_COLUMNS}")
 
     def test_sizes_of_python(self):
         for path, text in sources(".py"):
