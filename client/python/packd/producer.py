@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 import warnings
 import weakref
@@ -28,6 +27,7 @@ from packd._calls import Calls
 from packd.media import Filler, Span
 
 _log = logging.getLogger("packd")
+_FLOAT32_MAX = float(numpy.finfo("float32").max)
 
 
 class Reject(NamedTuple):
@@ -96,8 +96,9 @@ class Producer:
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
                    "allow_shifted_looking_labels": bool(allow_shifted_looking_labels),
                    "timeout_ms": max(1, _lib.milliseconds(timeout))}
-        options = _lib.Options("packd_producer_options", texts, numbers | {"tokenizer_digest_bytes": len(tokenizer_digest)})
-        options.c.tokenizer_digest = options.keep(tokenizer_digest)
+        options = _lib.Options("packd_producer_options", texts, numbers)
+        digest = options.keep("tokenizer_digest", tokenizer_digest)
+        options.c.tokenizer_digest, options.c.tokenizer_digest_bytes = digest, len(digest)
         self._open(options)
 
     def _open(self, options: _lib.Options) -> None:
@@ -217,8 +218,8 @@ class Producer:
         """
         if lengths is None and offsets is None:
             values, counts = _ragged.joined("tokens", tokens, lambda name, part: _ragged.as_int32(name, part, 0))
-            labels = _ragged.joined("labels", labels, _ragged.as_int32)[0] if labels is not None else None
-            loss_mask = _ragged.joined("loss_mask", loss_mask, _ragged.as_mask)[0] if loss_mask is not None else None
+            labels = _ragged.joined_alike("labels", labels, _ragged.as_int32, counts) if labels is not None else None
+            loss_mask = _ragged.joined_alike("loss_mask", loss_mask, _ragged.as_mask, counts) if loss_mask is not None else None
             if counts.size and counts.min() < 1:
                 raise errors.InvalidArgument(f"tokens[{int(counts.argmin())}] is empty: leave it out", reason="EMPTY_SAMPLE")
         else:
@@ -279,10 +280,13 @@ class Producer:
 
     @staticmethod
     def _weight(weight: float) -> float:
-        weight = float(weight)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise errors.InvalidArgument(f"weight {weight!r}: expected a finite number of 0 or more", reason="BAD_WEIGHT")
-        return weight
+        try:
+            number = float(weight)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise errors.InvalidArgument(f"weight {weight!r:.100}: expected a number", reason="BAD_WEIGHT") from error
+        if not 0 <= number <= _FLOAT32_MAX:
+            raise errors.InvalidArgument(f"weight {number!r}: expected a finite number of 0 or more that fits float32", reason="BAD_WEIGHT")
+        return number
 
     @staticmethod
     def _version(version: int) -> int:
@@ -295,9 +299,14 @@ class Producer:
             raise errors.InvalidArgument(f"{name} has {len(array)} entries for {count} samples: expected one for each", reason="BAD_SHAPE")
         if array.size and dtype == "uint64" and (array.dtype.kind not in "iu" or int(array.min()) < 0):
             raise errors.InvalidArgument(f"{name}: expected integers of 0 or more", reason="BAD_RANGE")
-        return array.astype(dtype)
+        if array.size and dtype == "float32" and array.dtype.kind not in "fiub":
+            raise errors.InvalidArgument(f"{name} has dtype {array.dtype}: expected numbers", reason="BAD_WEIGHT")
+        with numpy.errstate(over="ignore"):  # infinite then, which libpackd refuses by the sample
+            return array.astype(dtype)
 
     def _put_bytes(self, records: numpy.ndarray, name: str, given: Sequence[bytes | str]) -> numpy.ndarray:
+        if not isinstance(given, Sequence | numpy.ndarray) or isinstance(given, (str, bytes)):
+            raise errors.InvalidArgument(f"{name}s is {type(given).__name__}: expected a list of bytes or str", reason="BAD_SHAPE")
         if len(given) != len(records):
             raise errors.InvalidArgument(f"{name}s has {len(given)} entries for {len(records)} samples: expected one for each",
                                          reason="BAD_SHAPE")
