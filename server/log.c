@@ -294,14 +294,36 @@ static int take_lock(struct pd_log *log, struct pd_error *error)
     return 0;
 }
 
+/* Whether data.mdb begins as LMDB's files do: magic and version behind the first page's header. */
+static bool data_is_lmdb(const char *dir)
+{
+    static const uint32_t begins[] = {0xBEEFC0DE, 1};
+    uint32_t found[2] = {0};
+    char path[4096];
+    snprintf(path, sizeof path, "%s/data.mdb", dir);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool same = fd >= 0 && pread(fd, found, sizeof found, 16) == (ssize_t)sizeof found &&
+                memcmp(found, begins, sizeof found) == 0;
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+const char *pd_log_culprit(const char *dir, int rc)
+{
+    if (rc != EISDIR && rc != MDB_INVALID && rc != MDB_VERSION_MISMATCH)
+        return "";
+    return data_is_lmdb(dir) ? "/lock.mdb" : "/data.mdb";
+}
+
 static int open_error(struct pd_log *log, int rc, const char *what, struct pd_error *error)
 {
     switch (rc) {
     case MDB_VERSION_MISMATCH:
     case MDB_INVALID:
         return pd_error_set(error, PD_EMISMATCH, "LOG_FORMAT",
-                            "'%s/data.mdb' is not a log of this version (%s)", log->path,
-                            mdb_strerror(rc));
+                            "'%s%s' is not a log of this version (%s)", log->path,
+                            pd_log_culprit(log->path, rc), mdb_strerror(rc));
     case MDB_CORRUPTED:
     case MDB_PAGE_NOTFOUND:
     case MDB_PANIC:

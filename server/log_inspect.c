@@ -75,7 +75,8 @@ static int open_failed(const char *path, int rc, struct pd_error *error)
                : rc == ENOMEM                                                        ? PD_ENOMEM
                                                                                      : PD_EIO;
     return pd_error_set(error, code, code == PD_EMISMATCH ? "LOG_FORMAT" : "LOG_IO",
-                        "cannot open a log in '%s': %s", path, mdb_strerror(rc));
+                        "cannot open a log in '%s%s': %s", path, pd_log_culprit(path, rc),
+                        mdb_strerror(rc));
 }
 
 static int open_tables(struct pd_log *log)

@@ -325,7 +325,44 @@ static void test_lock_directory(void **unused)
     assert_int_equal(mkdir(path, 0700), 0);
     assert_int_equal(try_open(c.dir, &log, &error), PD_EIO);
     assert_non_null(strstr(error.text, path));
+    assert_int_equal(pd_log_inspect_open(c.dir, &log, &error), PD_EIO);
+    assert_non_null(strstr(error.text, path));
     assert_int_equal(rmdir(path), 0);
+}
+
+/* A reader beside a running packd whose lock.mdb was overwritten is told which file it is. */
+static void look_at_garbage(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error = {0};
+    default_signals();
+    PD_CHECK(pd_log_inspect_open(dir, &log, &error) == PD_EMISMATCH);
+    fprintf(stderr, "%s\n", error.text);
+    _exit(3);
+}
+
+static void test_lock_garbage(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    uint8_t garbage[64];
+    char path[600], text[1024];
+    seq_case_dir(&c, "lockgarbage");
+    fill(c.dir);
+    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    memset(garbage, 0xa5, sizeof garbage);
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    int before = open(path, O_RDWR | O_CLOEXEC);
+    uint8_t whole[sizeof garbage];
+    assert_int_equal(pread(before, whole, sizeof whole, 0), sizeof whole);
+    assert_int_equal(pwrite(before, garbage, sizeof garbage, 0), sizeof garbage);
+    assert_int_equal(seq_child_says(c.dir, look_at_garbage, text), 3);
+    assert_non_null(strstr(text, "/lock.mdb'"));
+    assert_int_equal(pwrite(before, whole, sizeof whole, 0), sizeof whole);
+    pd_log_close(log);
+    close(before);
 }
 
 /* The files stay where they are, under another name: so does what their disk can hold. */
@@ -374,7 +411,8 @@ int main(void)
         cmocka_unit_test(test_removed),        cmocka_unit_test(test_lock_removed),
         cmocka_unit_test(test_cut_off),        cmocka_unit_test(test_lock_cut_off),
         cmocka_unit_test(test_slots_reserved), cmocka_unit_test(test_first_start_on_a_full_disk),
-        cmocka_unit_test(test_lock_directory), cmocka_unit_test(test_renamed),
+        cmocka_unit_test(test_lock_directory), cmocka_unit_test(test_lock_garbage),
+        cmocka_unit_test(test_renamed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
