@@ -12,8 +12,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define TIMEOUT_MS 10000
+#define STATUS_PAGES_MAX 128 /* of up to 4 MiB */
 #define MAGIC 0x70616d6eu
 
 struct packd_admin {
@@ -91,6 +93,65 @@ static int run(struct packd_admin *admin, const struct call *call, char **json,
     return rc;
 }
 
+/* ---- status, all pages of it ------------------------------------------------------------------ */
+
+/* A list of pointers, grown by `more`; NULL: no memory, and the list is as it was. */
+static void *joined(void *list, size_t n, const void *more, size_t n_more)
+{
+    char *grown = realloc(list, (n + n_more + 1) * sizeof(void *));
+    if (grown && n_more > 0)
+        memcpy(grown + n * sizeof(void *), more, n_more * sizeof(void *));
+    return grown;
+}
+
+/* Moves the jobs of a feed that goes on. */
+static int add_jobs(Packd__V1__FeedStatus *feed, Packd__V1__FeedStatus *more)
+{
+    Packd__V1__JobStatus **jobs = joined(feed->jobs, feed->n_jobs, more->jobs, more->n_jobs);
+    if (!jobs)
+        return PACKD_ENOMEM;
+    feed->jobs = jobs;
+    feed->n_jobs += more->n_jobs;
+    more->n_jobs = 0;
+    return 0;
+}
+
+/* Moves a page's feeds and jobs into the answer so far; its first feed may be the last one there. */
+static int add_page(Packd__V1__StatusResponse *all, Packd__V1__StatusResponse *page)
+{
+    bool goes_on = all->n_feeds > 0 && page->n_feeds > 0 &&
+                   strcmp(all->feeds[all->n_feeds - 1]->name, page->feeds[0]->name) == 0;
+    int rc = goes_on ? add_jobs(all->feeds[all->n_feeds - 1], page->feeds[0]) : 0;
+    if (rc != 0)
+        return rc;
+    Packd__V1__FeedStatus **feeds =
+        joined(all->feeds, all->n_feeds, page->feeds + goes_on, page->n_feeds - goes_on);
+    if (!feeds)
+        return PACKD_ENOMEM;
+    all->feeds = feeds;
+    all->n_feeds += page->n_feeds - goes_on;
+    page->n_feeds = goes_on; /* which is freed with the page */
+    char *next = all->next_page;
+    all->next_page = page->next_page;
+    page->next_page = next;
+    return 0;
+}
+
+/* One more page of *all. */
+static int next_page(struct packd_admin *admin, Packd__V1__StatusRequest *request,
+                     uint64_t deadline, Packd__V1__StatusResponse *all, struct packd_error *error)
+{
+    ProtobufCMessage *page = NULL;
+    request->page = all->next_page;
+    int rc = pd_conn_call(admin->channel, "/packd.v1.Admin/Status", &request->base,
+                          &packd__v1__status_response__descriptor, deadline, &page, error);
+    if (rc != 0)
+        return rc;
+    rc = add_page(all, (Packd__V1__StatusResponse *)page);
+    protobuf_c_message_free_unpacked(page, NULL);
+    return rc == 0 ? 0 : pd_client_error(error, rc, "MEMORY", "no memory for a reply");
+}
+
 int packd_admin_status(struct packd_admin *admin, const char *feed, const char *job, bool streams,
                        const char *streams_after, int64_t timeout_ms, char **json,
                        struct packd_error *error)
@@ -100,9 +161,24 @@ int packd_admin_status(struct packd_admin *admin, const char *feed, const char *
     request.job = text(job, "");
     request.streams = streams;
     request.streams_after = text(streams_after, "");
-    struct call call = {"/packd.v1.Admin/Status", &request.base,
-                        &packd__v1__status_response__descriptor, timeout_ms};
-    return run(admin, &call, json, error);
+    PD_MAGIC_CHECK(admin, MAGIC);
+    ProtobufCMessage *reply = NULL;
+    uint64_t deadline = pd_conn_deadline_ns(timeout_ms, admin->timeout_ms, TIMEOUT_MS);
+    int rc = pd_conn_call(admin->channel, "/packd.v1.Admin/Status", &request.base,
+                          &packd__v1__status_response__descriptor, deadline, &reply, error);
+    Packd__V1__StatusResponse *all = (Packd__V1__StatusResponse *)reply;
+    for (uint32_t pages = 1; rc == 0 && all->next_page[0]; pages++)
+        rc = pages < STATUS_PAGES_MAX
+                 ? next_page(admin, &request, deadline, all, error)
+                 : pd_client_error(error, PACKD_ELIMIT, "TOO_MANY_PAGES",
+                                   "packd at %s: the status has more than %d pages; ask for one "
+                                   "feed or job",
+                                   pd_channel_server(admin->channel), STATUS_PAGES_MAX);
+    if (rc == 0 && json)
+        rc = reply_json(reply, json, error);
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    return rc;
 }
 
 int packd_admin_explain(struct packd_admin *admin, const char *feed, const char *job, uint64_t step,

@@ -552,9 +552,10 @@ int packd_admin_open(const struct packd_admin_options *options, struct packd_adm
                      struct packd_error *error);
 void packd_admin_close(struct packd_admin *admin);
 
-/* Each call is one request; UNAVAILABLE is tried again until the time is over. *json (may be NULL)
- * receives the whole reply as one JSON object, in the form of packd_batch_header_json, to be freed
- * with packd_free. feed NULL is "default", but in status: all feeds. */
+/* Each call is one request, but status one for each page of the answer; UNAVAILABLE is tried again
+ * until the time is over. *json (may be NULL) receives the whole reply as one JSON object, in the
+ * form of packd_batch_header_json, to be freed with packd_free. feed NULL is "default", but in
+ * status: all feeds. */
 void packd_free(void *memory);
 /* streams: list streams too, those with a name greater than streams_after (NULL: from the first).
  */

@@ -34,6 +34,8 @@
 #define PD_RPC_HEAD_BYTES_MAX ((1u << 20) - 1024)
 /* Head, piece and framing. */
 #define PD_RPC_RECEIVE_BYTES_MAX (2u << 20)
+/* No message of ours is larger: what clients take that set no limit of their own. */
+#define PD_RPC_SEND_BYTES_MAX (4u << 20)
 #define PD_RPC_CHUNK_BYTES_MAX (1u << 20)
 #define PD_RPC_TICK_NS 100000000u
 /* Calls that `listen` serves at a time beside limits.push_calls. */

@@ -42,7 +42,7 @@ static grpc_server *make_server(const struct pd_rpc *rpc, enum pd_door door)
         int_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 512 << 10),
         int_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
-        int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_RECEIVE_BYTES_MAX),
+        int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, PD_RPC_SEND_BYTES_MAX),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, int_of(pd_rpc_calls_max(rpc, door))),
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),

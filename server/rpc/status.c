@@ -1,7 +1,9 @@
 /* Admin.Status: the sequencer's copy of what it owns, with serve's and the rpc side's counters.
  *
  * Place in the flow: operators, dashboards and packctl look here. Owning thread: the call's. An
- * answer is made in one arena and freed when it is serialised. Nothing here changes anything. */
+ * answer is made in one arena and freed when it is serialised. Nothing here changes anything.
+ * Invariant: an answer is one message that every client takes; what does not fit is on further
+ * pages, cut between feeds and between jobs, each of which is far smaller than a message. */
 #include "server/metrics_process.h"
 #include "server/rpc/arena.h"
 #include "server/rpc/job_spec.h"
@@ -10,18 +12,81 @@
 
 #include "server/serve_view.h"
 
+#include <ctype.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define STREAMS_MAX 1000
 #define LANES_MAX 256
+#define PAGE_BYTES_MAX (PD_RPC_SEND_BYTES_MAX - 1024) /* next_page, a name that goes on */
+#define PART_BYTES 8                                  /* tag and length of a feed or job */
+#define PAGE_TEXT_MAX (PD_NAME_MAX + 12)
+
+/* Where a page begins: "FEED", or "FEED/ID" with the jobs of that id or above; "": the first. */
+struct page {
+    char feed[PD_NAME_MAX + 1];
+    bool jobs_only;
+    uint32_t job_id;
+};
 
 /* One answer in the making. */
 struct report {
     struct pd_arena arena;
     struct pd_rpc *rpc;
     const Packd__V1__StatusRequest *wire;
+    struct page page;
+    uint64_t room_bytes; /* left in it */
+    uint32_t parts;      /* feeds and jobs in it */
+    char *next_page;     /* NULL: everything is in it */
 };
+
+/* ---- pages ---- */
+
+/* False: it is no next_page. */
+static bool page_parse(const char *text, struct page *page)
+{
+    size_t size = strcspn(text, "/");
+    char *end = NULL;
+
+    *page = (struct page){.jobs_only = text[size] == '/'};
+    if (size > PD_NAME_MAX || (size == 0 && page->jobs_only))
+        return false;
+    memcpy(page->feed, text, size);
+    if (!page->jobs_only)
+        return true;
+    unsigned long id =
+        isdigit((unsigned char)text[size + 1]) ? strtoul(text + size + 1, &end, 10) : ULONG_MAX;
+    page->job_id = (uint32_t)id;
+    return id <= UINT32_MAX && *end == '\0';
+}
+
+/* Whether the part goes into this answer: the first one does, so that pages come to an end. */
+static bool take_room(struct report *report, const ProtobufCMessage *part)
+{
+    uint64_t bytes = protobuf_c_message_get_packed_size(part) + PART_BYTES;
+
+    if (report->parts > 0 && bytes > report->room_bytes)
+        return false;
+    report->room_bytes -= bytes < report->room_bytes ? bytes : report->room_bytes;
+    report->parts++;
+    return true;
+}
+
+/* The next page begins with this feed, or with its job `id`. */
+static void set_next(struct report *report, const char *feed, const uint32_t *job_id)
+{
+    report->next_page = pd_arena_take(&report->arena, PAGE_TEXT_MAX);
+    if (job_id)
+        (void)snprintf(report->next_page, PAGE_TEXT_MAX, "%.*s/%" PRIu32, PD_NAME_MAX, feed,
+                       *job_id);
+    else
+        (void)snprintf(report->next_page, PAGE_TEXT_MAX, "%.*s", PD_NAME_MAX, feed);
+}
+
+/* ---- parts of several messages ---- */
 
 static Packd__V1__ServedPositions *served_of(struct report *report,
                                              const struct pd_served_totals *totals)
@@ -116,17 +181,27 @@ static void fill_job(struct report *report, Packd__V1__JobStatus *out,
     out->released = job->released;
 }
 
+/* The feed's jobs of id `first` or above, in the order of their ids, as many as fit. */
 static void fill_jobs(struct report *report, Packd__V1__FeedStatus *out,
-                      const struct pd_feed_status *feed, const struct pd_feed_config *config,
-                      uint32_t feed_index)
+                      const struct pd_feed_status *feed, uint32_t first)
 {
+    uint32_t index;
+    const struct pd_feed_config *config =
+        pd_config_feed(report->rpc->options.config, feed->name, &index);
+
     out->jobs = pd_arena_take(&report->arena, (feed->job_count + 1) * sizeof(*out->jobs));
-    for (uint32_t i = 0; i < feed->job_count; i++) {
-        if (report->wire->job[0] && strcmp(report->wire->job, feed->jobs[i].name) != 0)
+    for (uint32_t i = 0; config && i < feed->job_count; i++) {
+        const struct pd_job_status *from = &feed->jobs[i];
+        if ((report->wire->job[0] && strcmp(report->wire->job, from->name) != 0) ||
+            from->job_id < first)
             continue;
         Packd__V1__JobStatus *job = pd_arena_take(&report->arena, sizeof(*job));
-        fill_job(report, job, feed, &feed->jobs[i], config);
-        fill_serving(report, job, feed_index, feed->jobs[i].job_id);
+        fill_job(report, job, feed, from, config);
+        fill_serving(report, job, index, from->job_id);
+        if (!take_room(report, &job->base)) {
+            set_next(report, feed->name, &from->job_id);
+            return;
+        }
         out->jobs[out->n_jobs++] = job;
     }
 }
@@ -317,6 +392,7 @@ static void fill_violation(struct report *report, Packd__V1__FeedStatus *out, ui
     out->halted = memcpy(pd_arena_take(&report->arena, size), error.text, size);
 }
 
+/* All but its jobs. */
 static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
                       const struct pd_feed_status *feed)
 {
@@ -351,7 +427,6 @@ static void fill_feed(struct report *report, Packd__V1__FeedStatus *out,
                                               pd_log_limit_bytes(report->rpc->options.log));
     fill_pruning(report, out, feed->prune, config->layout.cost);
     fill_serving_of_feed(report, out, index);
-    fill_jobs(report, out, feed, config, index);
 }
 
 static bool is_tested(const struct pd_rpc *rpc)
@@ -480,25 +555,70 @@ static void fill_resources(struct report *report, Packd__V1__StatusResponse *out
     fill_validator(report, out, &gauges);
 }
 
+/* One feed with its jobs, or, where the page before ended among them, the jobs that are left. */
+static void add_feed(struct report *report, Packd__V1__StatusResponse *out,
+                     const struct pd_feed_status *from, bool goes_on)
+{
+    Packd__V1__FeedStatus *feed = pd_arena_take(&report->arena, sizeof(*feed));
+
+    if (goes_on) {
+        packd__v1__feed_status__init(feed);
+        feed->name = (char *)from->name;
+    } else {
+        fill_feed(report, feed, from);
+    }
+    if (!goes_on && !take_room(report, &feed->base)) {
+        set_next(report, from->name, NULL);
+        return;
+    }
+    out->feeds[out->n_feeds++] = feed;
+    fill_jobs(report, feed, from, goes_on ? report->page.job_id : 0);
+}
+
+/* The feeds that were asked for and that the caller may see, from the page's on. False: the page's
+ * is not among them. */
+static bool fill_feeds(struct report *report, Packd__V1__StatusResponse *out,
+                       const struct pd_request_status *status,
+                       const struct pd_principal_config *who)
+{
+    bool begun = report->page.feed[0] == '\0';
+
+    out->feeds = pd_arena_take(&report->arena, (status->feed_count + 1) * sizeof(*out->feeds));
+    for (uint32_t i = 0; i < status->feed_count && !report->next_page; i++) {
+        const char *name = status->feeds[i].name;
+        if ((report->wire->feed[0] && strcmp(report->wire->feed, name) != 0) ||
+            !pd_access_has_feed(who, name))
+            continue;
+        bool first = !begun && strcmp(report->page.feed, name) == 0;
+        begun = begun || first;
+        if (begun)
+            add_feed(report, out, &status->feeds[i], first && report->page.jobs_only);
+    }
+    return begun;
+}
+
 static void answer_status(struct pd_call *call, const struct pd_request_status *status)
 {
     Packd__V1__StatusResponse response = PACKD__V1__STATUS_RESPONSE__INIT;
     struct report report = {.rpc = call->thread->rpc,
                             .wire = (const void *)pd_unary_of(call)->request};
+    uint32_t bytes_max = report.wire->max_bytes;
+    bool begun = page_parse(report.wire->page, &report.page);
 
+    bytes_max = bytes_max == 0 || bytes_max > PAGE_BYTES_MAX ? PAGE_BYTES_MAX : bytes_max;
     fill_server(&report, &response);
     fill_resources(&report, &response, status);
-    response.feeds =
-        pd_arena_take(&report.arena, (status->feed_count + 1) * sizeof(*response.feeds));
-    for (uint32_t i = 0; i < status->feed_count; i++) {
-        if ((report.wire->feed[0] && strcmp(report.wire->feed, status->feeds[i].name) != 0) ||
-            !pd_access_has_feed(call->who, status->feeds[i].name))
-            continue;
-        Packd__V1__FeedStatus *feed = pd_arena_take(&report.arena, sizeof(*feed));
-        fill_feed(&report, feed, &status->feeds[i]);
-        response.feeds[response.n_feeds++] = feed;
-    }
-    if (report.wire->feed[0] && response.n_feeds == 0)
+    size_t server_bytes = packd__v1__status_response__get_packed_size(&response);
+    report.room_bytes = bytes_max > server_bytes ? bytes_max - server_bytes : 0;
+    begun = begun && fill_feeds(&report, &response, status, call->who);
+    if (report.next_page)
+        response.next_page = report.next_page;
+    if (!begun)
+        (void)pd_call_fail_with(call, PD_EINVAL, "BAD_RANGE",
+                                "page is '%.80s'; expected next_page of an answer to the same "
+                                "question: ask for the first page again",
+                                report.wire->page);
+    else if (report.wire->feed[0] && response.n_feeds == 0)
         (void)pd_call_fail_with(call, PD_ENOTFOUND, "UNKNOWN_FEED", "there is no feed %.64s",
                                 report.wire->feed);
     else

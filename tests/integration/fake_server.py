@@ -344,6 +344,9 @@ class Admin(rpc.AdminServicer):
         return pb.EndFeedResponse(samples=sum(len(s.samples) for s in self.fake.streams.values()), already=already)
 
     def Status(self, request, context):
+        if self.fake.status_pages:
+            self.fake.status_asked.append(request)
+            return self.fake.status_pages[request.page]
         jobs = [pb.JobStatus(name="train", generation=self.fake.generation, committed_step=self.fake.committed, planned_step=9,
                              delivered_step=8, spec=pb.JobSpec(step_packs=2), started=True)]
         lanes = [pb.LaneStatus(name="feed", position=(1 << 63) + 5)]
@@ -362,6 +365,7 @@ class Fake:
         self.streams, self.hellos, self.duplicates, self.most_used_over_credit = {}, [], 0, -(1 << 60)
         self.push_plans, self.fetch_plans, self.open_plans, self.commit_plans = [], [], [], []
         self.opens, self.fetches, self.commits, self.credits, self.skipped = [], [], [], [], []
+        self.status_pages, self.status_asked = {}, []  # {page: StatusResponse}; the requests for them
         self.accum = self.dp_size = 1
         self.feed_ended = False
         self.port = 0
