@@ -53,7 +53,9 @@ bool push_grant(struct push *push)
     if (atomic_load(&rpc->draining)) {
         push->why = PACKD__V1__LOG_STATE__LOG_DRAINING;
         push->why_text = "the server is going down";
-    } else if (lane_takes(push)) {
+    } else if (!lane_takes(push)) {
+        pd_credit_stand_back(&push->credit);
+    } else {
         grew = pd_credit_grant(&push->credit, push_rest(push));
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
             push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
