@@ -159,8 +159,8 @@ class PushTest(Case):
         self.assertEqual(json.loads(done.stdout)["error"]["reason"], "CONTENT_CHANGED")
 
     def test_json_lines_by_another_name_are_told(self):
-        for name, text, told in (("a.txt", jsonl(records(3)), True), ("b.txt", "a text {\n", False)):
-            path = os.path.join(scratch(), name)
+        for name, text, told in (("a", jsonl(records(3)), True), ("b", "a text {\n", False)):
+            path = os.path.join(scratch(), name + ".txt")
             with open(path, "w") as file:
                 file.write(text)
             done = self.ctl("push", "--stream", name, path)
