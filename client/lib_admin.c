@@ -98,9 +98,9 @@ static int run(struct packd_admin *admin, const struct call *call, char **json,
 /* A list of pointers, grown by `more`; NULL: no memory, and the list is as it was. */
 static void *joined(void *list, size_t n, const void *more, size_t n_more)
 {
-    char *grown = realloc(list, (n + n_more + 1) * sizeof(void *));
+    void **grown = realloc(list, (n + n_more + 1) * sizeof *grown);
     if (grown && n_more > 0)
-        memcpy(grown + n * sizeof(void *), more, n_more * sizeof(void *));
+        memcpy(grown + n, more, n_more * sizeof *grown);
     return grown;
 }
 
