@@ -113,10 +113,10 @@ int pd_log_inspect_open(const char *path, struct pd_log **out, struct pd_error *
     }
     log->magic = PD_LOG_MAGIC;
     log->lock_fd = -1;
+    pd_log_watch_faults();
     int lmdb = open_environment(log, path);
     int rc = lmdb ? open_failed(path, lmdb, error) : pd_log_check_file(log, error);
     if (!rc) {
-        pd_log_watch_faults();
         lmdb = open_tables(log);
         rc = lmdb ? open_failed(path, lmdb, error) : 0;
     }
