@@ -230,14 +230,14 @@ uint64_t pd_log_used_bytes(const struct pd_log *log)
 void pd_log_set_feed_number(struct pd_log *log, uint32_t index, uint32_t number)
 {
     PD_CHECK(index < PD_LOG_FEEDS_MAX);
-    atomic_store_explicit(&log->feed_numbers[index], number + 1, memory_order_relaxed);
+    atomic_store_explicit(&log->feed_numbers[index], number + 1, memory_order_release);
 }
 
 uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index)
 {
     uint32_t number = 0;
     if (index < PD_LOG_FEEDS_MAX)
-        number = atomic_load_explicit(&log->feed_numbers[index], memory_order_relaxed);
+        number = atomic_load_explicit(&log->feed_numbers[index], memory_order_acquire);
     return number ? number - 1 : index;
 }
 

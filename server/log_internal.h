@@ -134,6 +134,5 @@ int pd_log_check_file(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
  * file and offset (log_fault.c). */
 void pd_log_watch_faults(void);
 uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
-uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);
 
 #endif
