@@ -75,9 +75,9 @@ int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32
                    uint64_t window_bytes_max, struct pd_error *error)
 {
     PD_CHECK(!pool->hosts || host < pool->host_count);
-    *credit = (struct pd_credit){.pool = pool};
-    credit->shares[PD_CREDIT_OF_ALL].budget = &pool->all;
-    credit->shares[PD_CREDIT_OF_HOST].budget = pool->hosts ? &pool->hosts[host] : NULL;
+    *credit = (struct pd_credit){.pool = pool, .share_count = pool->hosts ? 2 : 1};
+    credit->shares[0].budget = &pool->all;
+    credit->shares[1].budget = pool->hosts ? &pool->hosts[host] : NULL;
     credit->window_bytes_max = pd_min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
     if (credit->window_bytes_max < PD_CREDIT_WINDOW_MIN)
         credit->window_bytes_max = PD_CREDIT_WINDOW_MIN;
@@ -104,10 +104,6 @@ static uint64_t reserved(const struct pd_credit *credit)
 }
 
 /* ---- budgets: under the lock ---- */
-
-#define FOR_EACH_SHARE(share, credit)                               \
-    for (__typeof__(&(credit)->shares[0]) share = (credit)->shares; \
-         share < (credit)->shares + PD_CREDIT_SHARES && share->budget; share++)
 
 static uint64_t left(const struct pd_credit_budget *budget)
 {
@@ -168,17 +164,18 @@ static void give_back(struct pd_credit *credit, uint64_t released)
     uint64_t bytes = reserved(credit) - released;
     uint64_t less = above_floor(credit, reserved(credit)) - above_floor(credit, bytes);
 
-    FOR_EACH_SHARE(share, credit)
-    count_in(credit, share, bytes, share->large_bytes - pd_min_u64(share->large_bytes, less));
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], bytes,
+                 credit->shares[i].large_bytes - pd_min_u64(credit->shares[i].large_bytes, less));
     count_all(credit, bytes);
     credit->released_bytes += released;
 }
 
 static void leave_line(struct pd_credit *credit)
 {
-    FOR_EACH_SHARE(share, credit)
-    if (share->budget->line == credit)
-        share->budget->line = NULL;
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        if (credit->shares[i].budget->line == credit)
+            credit->shares[i].budget->line = NULL;
 }
 
 /* ---- calls ---- */
@@ -220,15 +217,15 @@ static uint64_t window_target(struct pd_credit *credit)
         return reserved(credit);
     if (credit->granted_bytes == 0) {
         most = credit->window_bytes = PD_CREDIT_WINDOW_MIN;
-        FOR_EACH_SHARE(share, credit)
-        most = pd_min_u64(most, left_of_half(share->budget) / SHARE);
+        for (uint32_t i = 0; i < credit->share_count; i++)
+            most = pd_min_u64(most, left_of_half(credit->shares[i].budget) / SHARE);
         return credit->pool->floor_bytes + most;
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
         credit->window_bytes = pd_min_u64(credit->window_bytes * 2, credit->window_bytes_max);
     most = credit->window_bytes;
-    FOR_EACH_SHARE(share, credit)
-    most = pd_min_u64(most, window_share(credit, share));
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        most = pd_min_u64(most, window_share(credit, &credit->shares[i]));
     return credit->pool->floor_bytes + most;
 }
 
@@ -249,11 +246,12 @@ static bool grant_block(struct pd_credit *credit, uint64_t block_rest_bytes)
     uint64_t bytes = reserved(credit) + block_rest_bytes - unsent;
     bool fits = true;
 
-    FOR_EACH_SHARE(share, credit)
-    if (share->budget->line && large_of(credit, share, bytes) > share->large_bytes)
-        return false;
-    FOR_EACH_SHARE(share, credit)
-    {
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        if (credit->shares[i].budget->line &&
+            large_of(credit, &credit->shares[i], bytes) > credit->shares[i].large_bytes)
+            return false;
+    for (uint32_t i = 0; i < credit->share_count; i++) {
+        struct pd_credit_share *share = &credit->shares[i];
         uint64_t more = large_of(credit, share, bytes) - share->large_bytes;
         if (more <= share->budget->block_bytes - share->budget->large_bytes)
             continue;
@@ -262,8 +260,8 @@ static bool grant_block(struct pd_credit *credit, uint64_t block_rest_bytes)
     }
     if (!fits)
         return false;
-    FOR_EACH_SHARE(share, credit)
-    count_in(credit, share, bytes, large_of(credit, share, bytes));
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], bytes, large_of(credit, &credit->shares[i], bytes));
     count_all(credit, bytes);
     credit->granted_bytes += block_rest_bytes - unsent;
     return true;
@@ -276,8 +274,8 @@ static bool grant_window(struct pd_credit *credit, uint64_t target)
     if (target <= before || (target - before < GRANT_MIN_BYTES && unsent >= GRANT_MIN_BYTES &&
                              credit->granted_bytes > 0))
         return false;
-    FOR_EACH_SHARE(share, credit)
-    count_in(credit, share, target, share->large_bytes);
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], target, credit->shares[i].large_bytes);
     count_all(credit, target);
     credit->granted_bytes += target - before;
     return true;
@@ -307,7 +305,7 @@ bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_byte
 bool pd_credit_host_is_full(const struct pd_credit *credit)
 {
     pthread_mutex_lock(&credit->pool->lock);
-    const struct pd_credit_budget *host = credit->shares[PD_CREDIT_OF_HOST].budget;
+    const struct pd_credit_budget *host = credit->shares[1].budget;
     bool full = host && left_in_all(host) < left_in_all(&credit->pool->all);
     pthread_mutex_unlock(&credit->pool->lock);
     return full;

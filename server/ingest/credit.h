@@ -40,10 +40,10 @@
 
 struct pd_credit;
 
-/* What a call has reserved above its floor is counted in two parts. */
+/* What calls have reserved above their floors, in two parts. */
 struct pd_credit_budget {
     uint64_t shared_bytes, window_bytes; /* for windows, and what they have of it */
-    uint64_t block_bytes, large_bytes;   /* for what blocks lack: the largest one, and so on */
+    uint64_t block_bytes, large_bytes;   /* for what blocks lack, the largest of them too */
     const struct pd_credit *line;        /* the call whose block did not fit, or NULL */
 };
 
@@ -58,16 +58,16 @@ struct pd_credit_pool {
     uint32_t host_count;
 };
 
-/* Of one call, in the pool's budget and in its host's. */
+/* Of one call, in the budget of all or of its host. */
 struct pd_credit_share {
-    struct pd_credit_budget *budget; /* NULL: the host is not bounded */
-    uint64_t large_bytes;            /* of what it has reserved above its floor */
+    struct pd_credit_budget *budget;
+    uint64_t large_bytes; /* of what it has reserved above its floor */
 };
-enum { PD_CREDIT_OF_ALL, PD_CREDIT_OF_HOST, PD_CREDIT_SHARES };
 
 struct pd_credit {
     struct pd_credit_pool *pool;
-    struct pd_credit_share shares[PD_CREDIT_SHARES];
+    struct pd_credit_share shares[2]; /* of all; of its host, where hosts are bounded */
+    uint32_t share_count;
     uint64_t granted_bytes, used_bytes, released_bytes;
     uint64_t window_bytes, window_bytes_max;
 };
