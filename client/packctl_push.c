@@ -295,7 +295,7 @@ static int put_sample(struct push *push, struct packd_sample *sample, uint64_t f
     return CTL_OK;
 }
 
-/* A file whose name does not say so may hold JSON lines all the same: then `sample` is all of it. */
+/* A file whose name does not say so may hold JSON lines all the same; `sample` is all of it. */
 static bool is_json_as_text(const struct push *push, const struct packd_sample *sample)
 {
     struct stat file;

@@ -121,7 +121,7 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
 /* PD_EFULL (NO_SPACE) or PD_EIO (LOG_IO) for an errno: "what 'path': why". */
 int pd_log_system_error(struct pd_error *error, const char *what, const char *path, int err);
-/* Which file of `dir` LMDB's `rc` at opening is about: "/data.mdb", "/lock.mdb", or "" = unknown. */
+/* The file of `dir` that LMDB's `rc` at opening is about: "/data.mdb", "/lock.mdb"; "": unknown. */
 const char *pd_log_culprit(const char *dir, int rc);
 /* Makes lock.mdb and takes its blocks, before LMDB opens it. PD_EFULL, PD_EIO. */
 int pd_log_space_slots(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
