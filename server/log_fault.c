@@ -1,7 +1,7 @@
 /* A page of the log's maps that a file cannot give (cut off, unreadable or full disk) arrives as
- * SIGBUS or SIGSEGV in whoever touches it; so does what lies behind the map, where a damaged page gives a
- * value a length that no page has, and what LMDB itself does with damaged pages. This turns each
- * into a line that names the file, and an exit, in place of a silent death.
+ * SIGBUS or SIGSEGV in whoever touches it; so does what lies behind the map, where a damaged page
+ * gives a value a length that no page has, and what LMDB itself does with damaged pages. This turns
+ * each into a line that names the file, and an exit, in place of a silent death.
  *
  * Place: installed when a log is opened, for the whole process, where nobody else handles these
  * signals. Runs on the thread that faulted, with system calls alone. Faults anywhere else are
