@@ -158,14 +158,6 @@ class PushTest(Case):
         done = self.ctl("--json", "push", "--field", "key", path, expect=1)
         self.assertEqual(json.loads(done.stdout)["error"]["reason"], "CONTENT_CHANGED")
 
-    def test_json_lines_by_another_name_are_told(self):
-        for name, text, told in (("a", jsonl(records(3)), True), ("b", "a text {\n", False)):
-            path = os.path.join(scratch(), name + ".txt")
-            with open(path, "w") as file:
-                file.write(text)
-            done = self.ctl("push", "--stream", name, path)
-            self.assertEqual("taken as text, one sample; name it .jsonl for JSON lines" in done.stderr, told, done.stderr)
-
     def test_goes_on_after_a_broken_push(self):
         rows = records(30)
         path = os.path.join(scratch(), "x.jsonl")
