@@ -93,7 +93,7 @@ static int run(struct packd_admin *admin, const struct call *call, char **json,
     return rc;
 }
 
-/* ---- status, all pages of it ------------------------------------------------------------------ */
+/* ---- status, all pages of it ----------------------------------------------------------------- */
 
 /* A list of pointers, grown by `more`; NULL: no memory, and the list is as it was. */
 static void *joined(void *list, size_t n, const void *more, size_t n_more)
@@ -116,7 +116,7 @@ static int add_jobs(Packd__V1__FeedStatus *feed, Packd__V1__FeedStatus *more)
     return 0;
 }
 
-/* Moves a page's feeds and jobs into the answer so far; its first feed may be the last one there. */
+/* Moves a page's feeds and jobs into the answer so far; its first feed may be the last there. */
 static int add_page(Packd__V1__StatusResponse *all, Packd__V1__StatusResponse *page)
 {
     bool goes_on = all->n_feeds > 0 && page->n_feeds > 0 &&

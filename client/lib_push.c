@@ -263,6 +263,9 @@ static void on_ack(struct packd_producer *p, const Packd__V1__Ack *ack)
         p->stats.durable_seq = ack->durable_seq;
     if (ack->credit_bytes > p->call_credit_bytes)
         p->call_credit_bytes = ack->credit_bytes;
+    uint64_t piece_bytes = pd_min_u64(ack->max_piece_bytes, PIECE_MAX_BYTES);
+    if (piece_bytes > p->limits.piece_bytes)
+        p->limits.piece_bytes = piece_bytes;
     if (ack->duplicates > p->call_duplicates) {
         p->stats.duplicates += ack->duplicates - p->call_duplicates;
         p->call_duplicates = ack->duplicates;

@@ -150,7 +150,8 @@ static bool holds_lengths(FILE *file)
     bool found = false;
     while (!found && getline(&line, &size, file) >= 0 && is_blank(line))
         ;
-    found = line && is_number(line, &number);
+    const char *first = line ? skip_blanks(line) : "";
+    found = is_number(*first == '-' ? first + 1 : first, &number); /* -5: refused as a length */
     free(line);
     rewind(file);
     return found;

@@ -295,12 +295,24 @@ static int put_sample(struct push *push, struct packd_sample *sample, uint64_t f
     return CTL_OK;
 }
 
-static void tell_fields(struct push *push)
+/* A file whose name does not say so may hold JSON lines all the same; `sample` is all of it. */
+static bool is_json_as_text(const struct push *push, const struct packd_sample *sample)
 {
-    if (!push->fields_told && !push->field &&
-        strcmp(pd_input_fields(push->input), "whole files") != 0)
-        ctl_note(push->ctl, "samples from %s (choose with --field)", pd_input_fields(push->input));
+    struct stat file;
+    return strcmp(pd_input_fields(push->input), "whole files") == 0 && sample->tokens[0] == '{' &&
+           stat(push->path, &file) == 0 && S_ISREG(file.st_mode);
+}
+
+static void tell_fields(struct push *push, const struct packd_sample *sample)
+{
+    if (push->fields_told)
+        return;
     push->fields_told = true;
+    if (is_json_as_text(push, sample))
+        ctl_note(push->ctl, "%s: taken as text, one sample; name it .jsonl for JSON lines",
+                 push->path);
+    else if (!push->field && strcmp(pd_input_fields(push->input), "whole files") != 0)
+        ctl_note(push->ctl, "samples from %s (choose with --field)", pd_input_fields(push->input));
 }
 
 static int open_input(struct push *push)
@@ -331,7 +343,7 @@ static int check_input(struct push *push, uint64_t *samples)
     if (rc != CTL_OK)
         return rc;
     while ((rc = pd_input_next(push->input, &sample, &error)) == 1) {
-        tell_fields(push);
+        tell_fields(push, &sample);
         rc = pd_client_sample_check(&sample, &any, &error);
         if (rc != 0)
             pd_client_error_prefix(&error, "%s: sample %" PRIu64, push->path, *samples);
@@ -382,7 +394,7 @@ static int push_samples(struct push *push, uint64_t first_seq)
     struct packd_sample sample;
     int rc;
     while ((rc = pd_input_next(push->input, &sample, &error)) == 1) {
-        tell_fields(push);
+        tell_fields(push, &sample);
         rc = put_sample(push, &sample, first_seq);
         if (rc == CTL_OK && ctl_stop)
             rc = CTL_INTERRUPTED;

@@ -31,13 +31,29 @@ static int contradiction(struct pd_error *error, const char *reason, const char 
 
 /* ---- addresses ---- */
 
+/* A name, an IPv4 address or an IPv6 address in brackets. gRPC would take schemes of its own for
+ * more: "dns:1" is none of ours. */
+static bool host_is_good(const char *host, size_t size)
+{
+    static const char *const schemes[] = {"dns",   "ipv4", "ipv6",      "unix-abstract",
+                                          "vsock", "xds",  "google-c2p"};
+    if (host[0] == '[')
+        return size > 2 && host[size - 1] == ']' &&
+               strspn(host + 1, "0123456789abcdefABCDEF:.") >= strcspn(host + 1, "]%") &&
+               memchr(host, ':', size) && strcspn(host, "]") == size - 1;
+    for (size_t i = 0; i < PD_COUNT_OF(schemes); i++)
+        if (strlen(schemes[i]) == size && memcmp(schemes[i], host, size) == 0)
+            return false;
+    return size > 0 && strcspn(host, ":/[]") >= size;
+}
+
 /* "unix:/path", or "host:port" with the port a number up to 65535 and a host that is not empty. */
 static bool address_is_good(const char *address, bool unix_allowed)
 {
     if (strncmp(address, "unix:", 5) == 0)
         return unix_allowed && address[5] != '\0';
     const char *colon = strrchr(address, ':');
-    if (!colon || colon == address || strlen(address) > 255)
+    if (!colon || strlen(address) > 255 || !host_is_good(address, (size_t)(colon - address)))
         return false;
     size_t digits = strspn(colon + 1, "0123456789");
     return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' &&
@@ -51,9 +67,10 @@ static int check_address(const char *key, const char *address, struct pd_error *
                              "%s: '%.160s' has a path of %zu bytes; the system takes %u", key,
                              address, strlen(address + 5), UNIX_PATH_MAX);
     if (!address_is_good(address, true))
-        return contradiction(error, "BAD_ADDRESS",
-                             "%s: '%.80s' is not an address; expected host:port or unix:/path", key,
-                             address);
+        return contradiction(
+            error, "BAD_ADDRESS",
+            "%s: '%.80s' is not an address; expected host:port, [v6]:port or unix:/path", key,
+            address);
     return 0;
 }
 
@@ -87,7 +104,13 @@ static int check_addresses(const struct pd_config *config, struct pd_error *erro
     }
     if (!address_is_good(config->http, false))
         return contradiction(error, "BAD_ADDRESS",
-                             "http: '%.80s' is not an address; expected host:port", config->http);
+                             "http: '%.80s' is not an address; expected host:port or [v6]:port",
+                             config->http);
+    for (uint32_t j = 0; j < seen_count && !any_port(config->http); j++)
+        if (strcmp(seen[j], config->http) == 0)
+            return contradiction(error, "BAD_ADDRESS",
+                                 "http: '%.80s' is an address of gRPC, too; give it its own",
+                                 config->http);
     return 0;
 }
 

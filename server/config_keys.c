@@ -94,7 +94,9 @@ static const struct pd_key top_keys[] = {
     TOP("limits.stall", DURATION, stall_ns, SECOND, 24 * HOUR, NULL, "60s",
         "A call ends where for this long a write to its client makes no progress, its first "
         "message does not come, or a block stands open without progress although there is credit. "
-        "Time in which packd itself stood still does not count."),
+        "Time in which packd itself stood still does not count. A connection on which no call is "
+        "open for as long (as set at the start) is closed; clients make another for their next "
+        "call."),
     TOP("drain", DURATION, drain_ns, 0, 24 * HOUR, NULL, "30s",
         "Grace period of a shutdown: calls that have not ended by then are cancelled."),
     TOP("threads.rpc", NUMBER, rpc_threads, 0, 64, NULL, "0",
@@ -311,6 +313,19 @@ static int refuse(const struct pd_key *key, const char *text, struct pd_error *e
                         text, expected);
 }
 
+/* Other readers of YAML would take another number for it. */
+static int check_leading_zero(const char *text, struct pd_error *error)
+{
+    const char *digits = *text == '-' ? text + 1 : text;
+    size_t count = strspn(digits, "0123456789");
+    if (digits[0] != '0' || count < 2 || digits[count] != '\0')
+        return 0;
+    return pd_error_set(error, PD_EINVAL, "BAD_VALUE",
+                        "'%.60s' begins with a zero: octal in YAML 1.1, decimal in YAML 1.2; write "
+                        "the number without it",
+                        text);
+}
+
 static bool parse_whole(const char *text, uint64_t *value)
 {
     if (*text < '0' || *text > '9')
@@ -326,6 +341,9 @@ static int set_signed(const struct pd_key *key, void *base, const char *text,
 {
     const char *digits = *text == '-' ? text + 1 : text;
     uint64_t value;
+    int rc = check_leading_zero(text, error);
+    if (rc != 0)
+        return rc;
     if (!parse_whole(digits, &value) || value > (uint64_t)INT32_MAX + (digits != text))
         return refuse(key, text, error);
     store(key, base, (uint64_t)(digits != text ? -(int64_t)value : (int64_t)value));
@@ -347,7 +365,9 @@ static int set_amount(const struct pd_key *key, void *base, const char *text,
                       struct pd_error *error)
 {
     uint64_t value = 0;
-    int rc = 0;
+    int rc = check_leading_zero(text, error);
+    if (rc != 0)
+        return rc;
     if (key->kind == PD_KEY_BYTES)
         rc = pd_units_parse_bytes(text, &value, error);
     else if (key->kind == PD_KEY_DURATION && !parse_whole(text, &value))

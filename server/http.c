@@ -47,6 +47,8 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
         MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
         MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+        if (status == MHD_HTTP_BAD_REQUEST) /* nobody knows where the next request begins */
+            MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
         if (allow)
             MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
         rc = MHD_queue_response(connection, status, response);
@@ -126,6 +128,34 @@ static enum MHD_Result answer_get(struct pd_http *http, struct MHD_Connection *c
     return answer_line(connection, MHD_HTTP_OK, "ok\n", NULL);
 }
 
+/* A path with an escaped NUL stays as it is: behind the NUL nothing would be seen. */
+static size_t unescape(void *ctx, struct MHD_Connection *connection, char *text)
+{
+    (void)ctx;
+    (void)connection;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
+static enum MHD_Result count_length(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                    const char *value)
+{
+    (void)kind;
+    (void)value;
+    *(unsigned *)ctx += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0 ||
+                        strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
+    return MHD_YES;
+}
+
+/* What a proxy before packd could read in another way: where the body ends, or the path. */
+static const char *ambiguity(struct MHD_Connection *connection, const char *url)
+{
+    unsigned lengths = 0;
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_length, &lengths);
+    if (lengths > 1)
+        return "bad request: more than one Content-Length or Transfer-Encoding\n";
+    return strstr(url, "%00") ? "bad request: %00 in the path\n" : NULL;
+}
+
 /* Called once with the headers, then with the body's pieces, then at its end. What is refused is
  * refused at the headers, which also closes the connection unread; a good request is answered at
  * its end, so that its connection can be used again. */
@@ -140,6 +170,9 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
     PD_MAGIC_CHECK(http, MAGIC);
     (void)version;
     (void)upload_data;
+    const char *bad = *request_ctx ? NULL : ambiguity(connection, url);
+    if (bad)
+        return answer_line(connection, MHD_HTTP_BAD_REQUEST, bad, NULL);
     for (size_t i = 0; i < PD_COUNT_OF(paths); i++)
         known |= strcmp(url, paths[i]) == 0;
     if (!known)
@@ -313,7 +346,7 @@ static int start_daemon(struct pd_http *http, int fd, struct pd_error *error)
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)PD_HTTP_CONNECTIONS_MAX,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)PD_HTTP_CONNECTIONS_PER_IP_MAX,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)PD_HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)REQUEST_BYTES_MAX, MHD_OPTION_END);
+        (size_t)REQUEST_BYTES_MAX, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_END);
     if (http->daemon)
         return 0;
     close(fd);

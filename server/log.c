@@ -23,7 +23,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define READERS_MAX 256
 #define MAP_FACTOR 4
 #define MAP_MIN_BYTES (256ull << 20)
 
@@ -194,7 +193,7 @@ int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error 
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory in the log (%s)", what);
     case MDB_READERS_FULL:
         return pd_error_set(error, PD_ELIMIT, "READERS", "more than %d readers of the log",
-                            READERS_MAX);
+                            PD_LOG_READERS_MAX);
     default:
         pd_log_die(log, what, mdb_strerror(rc));
     }
@@ -231,20 +230,20 @@ uint64_t pd_log_used_bytes(const struct pd_log *log)
 void pd_log_set_feed_number(struct pd_log *log, uint32_t index, uint32_t number)
 {
     PD_CHECK(index < PD_LOG_FEEDS_MAX);
-    atomic_store_explicit(&log->feed_numbers[index], number + 1, memory_order_relaxed);
+    atomic_store_explicit(&log->feed_numbers[index], number + 1, memory_order_release);
 }
 
 uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index)
 {
     uint32_t number = 0;
     if (index < PD_LOG_FEEDS_MAX)
-        number = atomic_load_explicit(&log->feed_numbers[index], memory_order_relaxed);
+        number = atomic_load_explicit(&log->feed_numbers[index], memory_order_acquire);
     return number ? number - 1 : index;
 }
 
 /* ---- opening ---- */
 
-static int system_error(struct pd_error *error, const char *what, const char *path, int err)
+int pd_log_system_error(struct pd_error *error, const char *what, const char *path, int err)
 {
     int code = err == ENOSPC || err == EDQUOT || err == EFBIG ? PD_EFULL : PD_EIO;
     return pd_error_set(error, code, code == PD_EFULL ? "NO_SPACE" : "LOG_IO", "%s '%s': %s", what,
@@ -255,7 +254,7 @@ static int make_directory(const char *path, struct pd_error *error)
 {
     if (mkdir(path, 0700) == 0 || errno == EEXIST)
         return 0;
-    return system_error(error, "cannot make the log directory", path, errno);
+    return pd_log_system_error(error, "cannot make the log directory", path, errno);
 }
 
 static int lock_held(int fd, const char *path, struct pd_error *error)
@@ -280,13 +279,13 @@ static int take_lock(struct pd_log *log, struct pd_error *error)
                             log->path);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
-        return system_error(error, "cannot open", path, errno);
+        return pd_log_system_error(error, "cannot open", path, errno);
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK)
             return lock_held(fd, log->path, error);
         int err = errno;
         close(fd);
-        return system_error(error, "cannot lock", path, err);
+        return pd_log_system_error(error, "cannot lock", path, err);
     }
     int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)size, 0) != size)
@@ -295,14 +294,36 @@ static int take_lock(struct pd_log *log, struct pd_error *error)
     return 0;
 }
 
+/* Whether data.mdb begins as LMDB's files do: magic and version behind the first page's header. */
+static bool data_is_lmdb(const char *dir)
+{
+    static const uint32_t begins[] = {0xBEEFC0DE, 1};
+    uint32_t found[2] = {0};
+    char path[4096];
+    snprintf(path, sizeof path, "%s/data.mdb", dir);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool same = fd >= 0 && pread(fd, found, sizeof found, 16) == (ssize_t)sizeof found &&
+                memcmp(found, begins, sizeof found) == 0;
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+const char *pd_log_culprit(const char *dir, int rc)
+{
+    if (rc != EISDIR && rc != MDB_INVALID && rc != MDB_VERSION_MISMATCH)
+        return "";
+    return data_is_lmdb(dir) ? "/lock.mdb" : "/data.mdb";
+}
+
 static int open_error(struct pd_log *log, int rc, const char *what, struct pd_error *error)
 {
     switch (rc) {
     case MDB_VERSION_MISMATCH:
     case MDB_INVALID:
         return pd_error_set(error, PD_EMISMATCH, "LOG_FORMAT",
-                            "'%s/data.mdb' is not a log of this version (%s)", log->path,
-                            mdb_strerror(rc));
+                            "'%s%s' is not a log of this version (%s)", log->path,
+                            pd_log_culprit(log->path, rc), mdb_strerror(rc));
     case MDB_CORRUPTED:
     case MDB_PAGE_NOTFOUND:
     case MDB_PANIC:
@@ -334,16 +355,17 @@ static int open_environment(struct pd_log *log, struct pd_error *error)
     if (!rc)
         rc = mdb_env_set_maxdbs(log->env, PD_DB_COUNT);
     if (!rc)
-        rc = mdb_env_set_maxreaders(log->env, READERS_MAX);
+        rc = mdb_env_set_maxreaders(log->env, PD_LOG_READERS_MAX);
     unsigned flags = MDB_NOTLS | (log->durability == PD_DURABILITY_PROCESS ? MDB_NOSYNC : 0);
     char lock[4096];
     snprintf(lock, sizeof lock, "%s/lock.mdb", log->path);
     bool fresh = access(lock, F_OK) != 0;
-    if (!rc)
+    int failed = rc ? 0 : pd_log_space_slots(log, error);
+    if (!rc && !failed)
         rc = mdb_env_open(log->env, log->path, flags, 0600);
-    if (rc && fresh) /* a log that did not begin must not look like one whose data is gone */
+    if ((rc || failed) && fresh) /* a log that did not begin must not look like one that is gone */
         (void)unlink(lock);
-    return rc ? open_error(log, rc, "open", error) : 0;
+    return rc ? open_error(log, rc, "open", error) : failed;
 }
 
 /* LOCK may be removed under a process that holds it; its data is locked as well. The lock goes with
@@ -356,7 +378,7 @@ static int lock_data(struct pd_log *log, struct pd_error *error)
     if (flock(fd, LOCK_EX | LOCK_NB) == 0)
         return 0;
     if (errno != EWOULDBLOCK)
-        return system_error(error, "cannot lock the data in", log->path, errno);
+        return pd_log_system_error(error, "cannot lock the data in", log->path, errno);
     return pd_error_set(error, PD_EEXIST, "LOG_IN_USE",
                         "the log in '%s' is in use by another process, although its LOCK was "
                         "removed; stop it or choose another --data-dir",
@@ -395,7 +417,7 @@ int pd_log_check_file(struct pd_log *log, struct pd_error *error)
     log->page_bytes = stat.ms_psize;
     uint64_t need = ((uint64_t)info.me_last_pgno + 1) * stat.ms_psize;
     if (fstat(fd, &file) != 0)
-        return system_error(error, "cannot stat the log in", log->path, errno);
+        return pd_log_system_error(error, "cannot stat the log in", log->path, errno);
     if ((uint64_t)file.st_size < need)
         return pd_error_set(
             error, PD_ECORRUPT, "LOG_TRUNCATED",
@@ -447,7 +469,7 @@ static int read_identity(struct pd_log *log, uint8_t id[16], struct pd_error *er
     int rc = pd_log_get_sealed(log, log->txn, PD_DB_META, pd_log_key_text("log"), &meta, error);
     if (rc == PD_ENOTFOUND) {
         if (getrandom(id, 16, 0) != 16)
-            return system_error(error, "no random bytes for", log->path, errno);
+            return pd_log_system_error(error, "no random bytes for", log->path, errno);
         return 0;
     }
     if (rc)
@@ -544,6 +566,7 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
         rc = take_lock(log, error);
     if (!rc)
         rc = check_present(log, error);
+    pd_log_watch_faults();
     if (!rc)
         rc = open_environment(log, error);
     if (!rc)
@@ -551,7 +574,6 @@ int pd_log_open(const struct pd_log_options *options, struct pd_log **out, struc
     if (!rc)
         rc = lock_data(log, error);
     if (!rc) {
-        pd_log_watch_faults();
         pd_log_check_readers(log);
         pd_log_space_open(log);
         rc = open_tables(log, error);

@@ -59,6 +59,11 @@ void pd_log_stop_scans(struct pd_log *log, bool stop);
 
 /* ---- reading: assemble, explain, status ---- */
 
+/* The number that reading functions translate `feed`, a feed's index in the configuration, to. With
+ * DeleteFeed it becomes another one before that is committed; what was read meanwhile may be of
+ * either. Any thread. */
+uint32_t pd_log_feed_number(struct pd_log *log, uint32_t feed);
+
 int pd_log_reader_new(struct pd_log *log, struct pd_log_reader **reader,
                       struct pd_error *error) PD_MUST_CHECK;
 void pd_log_reader_free(struct pd_log_reader *reader);

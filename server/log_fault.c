@@ -1,7 +1,7 @@
-/* A page of the log's map that the file cannot give (cut off, unreadable disk) arrives as SIGBUS
- * or SIGSEGV in whoever touches it; so does what lies behind the map, where a damaged page gives a
- * value a length that no page has, and what LMDB itself does with damaged pages. This turns each
- * into a line that names the file, and an exit, in place of a silent death.
+/* A page of the log's maps that a file cannot give (cut off, unreadable or full disk) arrives as
+ * SIGBUS or SIGSEGV in whoever touches it; so does what lies behind the map, where a damaged page
+ * gives a value a length that no page has, and what LMDB itself does with damaged pages. This turns
+ * each into a line that names the file, and an exit, in place of a silent death.
  *
  * Place: installed when a log is opened, for the whole process, where nobody else handles these
  * signals. Runs on the thread that faulted, with system calls alone. Faults anywhere else are
@@ -109,8 +109,8 @@ static _Noreturn void report(const char *path, const uint64_t *place)
     }
     put_text(
         line, &size,
-        " text=\"a page of the log cannot be read: the file was cut off or damaged, or the disk "
-        "failed\"\n");
+        " text=\"a page of the log cannot be read or written: the file was cut off or damaged, or "
+        "the disk failed or is full\"\n");
     if (write(STDERR_FILENO, line, size) < 0)
         _exit(PD_LOG_EXIT_FAILED + 1);
     _exit(PD_LOG_EXIT_FAILED);
@@ -130,8 +130,8 @@ static uint64_t program_counter(const void *context)
 #endif
 }
 
-/* Whether the address is in a log's map or, where nothing else is mapped, in the reach of one, or
- * the fault is in LMDB's own code, which believes its pages. */
+/* Whether the address is in a map of a log's file or, where nothing else is mapped, in the reach of
+ * one, or the fault is in LMDB's own code, which believes its pages. */
 static bool is_of_log(uint64_t address, uint64_t pc, char log[LINE_MAX_BYTES], uint64_t *place,
                       bool *reached)
 {
@@ -142,7 +142,8 @@ static bool is_of_log(uint64_t address, uint64_t pc, char log[LINE_MAX_BYTES], u
     while (lines.fd >= 0 && next_line(&lines, line)) {
         struct range range = read_range(line);
         bool inside = address >= range.from && address < range.to;
-        bool of_log = range.path && strstr(range.path, "/data.mdb");
+        bool of_log = range.path && (strstr(range.path, "/data.mdb") ||
+                                     (inside && strstr(range.path, "/lock.mdb")));
         if (of_log && (*log == 0 || inside)) {
             memcpy(log, line, LINE_MAX_BYTES);
             *place = address - range.from + range.offset;

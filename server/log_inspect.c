@@ -75,7 +75,8 @@ static int open_failed(const char *path, int rc, struct pd_error *error)
                : rc == ENOMEM                                                        ? PD_ENOMEM
                                                                                      : PD_EIO;
     return pd_error_set(error, code, code == PD_EMISMATCH ? "LOG_FORMAT" : "LOG_IO",
-                        "cannot open a log in '%s': %s", path, mdb_strerror(rc));
+                        "cannot open a log in '%s%s': %s", path, pd_log_culprit(path, rc),
+                        mdb_strerror(rc));
 }
 
 static int open_tables(struct pd_log *log)
@@ -113,10 +114,10 @@ int pd_log_inspect_open(const char *path, struct pd_log **out, struct pd_error *
     }
     log->magic = PD_LOG_MAGIC;
     log->lock_fd = -1;
+    pd_log_watch_faults();
     int lmdb = open_environment(log, path);
     int rc = lmdb ? open_failed(path, lmdb, error) : pd_log_check_file(log, error);
     if (!rc) {
-        pd_log_watch_faults();
         lmdb = open_tables(log);
         rc = lmdb ? open_failed(path, lmdb, error) : 0;
     }

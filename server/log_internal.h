@@ -40,6 +40,8 @@ enum pd_log_db {
 };
 extern const char *const pd_log_db_names[PD_DB_COUNT];
 
+#define PD_LOG_READERS_MAX 256
+
 struct pd_log {
     uint32_t magic;
     char *path;
@@ -117,6 +119,12 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
 
 /* PD_EFULL or PD_ENOMEM for what an LMDB call returned; anything else ends the process. */
 int pd_log_failed(struct pd_log *log, int rc, const char *what, struct pd_error *error);
+/* PD_EFULL (NO_SPACE) or PD_EIO (LOG_IO) for an errno: "what 'path': why". */
+int pd_log_system_error(struct pd_error *error, const char *what, const char *path, int err);
+/* The file of `dir` that LMDB's `rc` at opening is about: "/data.mdb", "/lock.mdb"; "": unknown. */
+const char *pd_log_culprit(const char *dir, int rc);
+/* Makes lock.mdb and takes its blocks, before LMDB opens it. PD_EFULL, PD_EIO. */
+int pd_log_space_slots(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
 /* Takes the first reserve and sets the limit in force (log_space.c); at open. */
 void pd_log_space_open(struct pd_log *log);
 /* LMDB's own checks: ends the process as pd_log_die does. */
@@ -128,6 +136,5 @@ int pd_log_check_file(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
  * file and offset (log_fault.c). */
 void pd_log_watch_faults(void);
 uint64_t pd_log_count_bytes(struct pd_log *log, MDB_txn *txn);
-uint32_t pd_log_feed_number(struct pd_log *log, uint32_t index);
 
 #endif

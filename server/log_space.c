@@ -30,6 +30,10 @@
 #define RESERVE_PART 4u /* of the high-water mark, taken ahead of it */
 #define LEAST_BYTES (8ull << 20)
 #define SMALLEST_BYTES (256ull << 10) /* less is not asked for */
+/* LMDB takes 64 bytes for each reader and as much again for its locks; a file larger than the
+ * readers alone has all of it. */
+#define SLOTS_BYTES_LEAST ((off_t)PD_LOG_READERS_MAX * 64)
+#define SLOTS_BYTES (SLOTS_BYTES_LEAST + 1024)
 #define LOOK_NS 1000000000ull
 #define SAY_NS 60000000000ull
 
@@ -65,10 +69,14 @@ static uint64_t high_water_bytes(const struct pd_log *log)
     return mdb_env_info(log->env, &info) ? 0 : ((uint64_t)info.me_last_pgno + 1) * log->page_bytes;
 }
 
+/* Of data.mdb's disk, wherever its directory may be by now; 0: unknown. */
 static uint64_t disk_free_bytes(const struct pd_log *log)
 {
     struct statvfs fs;
-    return statvfs(log->path, &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+    int fd;
+    if (mdb_env_get_fd(log->env, &fd) != 0 || fstatvfs(fd, &fs) != 0)
+        return 0;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
 /* Up to where `ulimit -f` lets the file grow. */
@@ -181,20 +189,30 @@ uint64_t pd_log_look(struct pd_log *log, uint64_t growth_bytes)
 }
 
 /* The slots of readers are written through a map: one without a block of its own is a SIGBUS on a
- * full disk. Closing any descriptor of the file would end LMDB's lock on it: it stays open. */
-static void take_slots(struct pd_log *log)
+ * full disk, so they are taken before LMDB maps them. Closing any descriptor of the file would end
+ * LMDB's lock on it: it stays open. */
+int pd_log_space_slots(struct pd_log *log, struct pd_error *error)
 {
     char path[4096];
     struct stat file;
     snprintf(path, sizeof path, "%s/lock.mdb", log->path);
-    log->slots_fd = open(path, O_RDWR | O_CLOEXEC);
-    if (log->slots_fd < 0 || fstat(log->slots_fd, &file) != 0 ||
-        fallocate(log->slots_fd, 0, 0, file.st_size) != 0)
-        pd_log(PD_LOG_DEBUG, "reader_slots_not_reserved", "path=\"%s\"", path);
+    log->slots_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (log->slots_fd < 0 || fstat(log->slots_fd, &file) != 0)
+        return pd_log_system_error(error, "cannot open", path, errno);
+    off_t size = file.st_size > SLOTS_BYTES_LEAST ? file.st_size : SLOTS_BYTES;
+    int rc;
+    do
+        rc = fallocate(log->slots_fd, FALLOC_FL_KEEP_SIZE, 0, size);
+    while (rc != 0 && errno == EINTR);
+    if (rc == 0)
+        return 0;
+    if (errno == ENOSPC || errno == EDQUOT)
+        return pd_log_system_error(error, "no space for", path, errno);
+    pd_log(PD_LOG_DEBUG, "reader_slots_not_reserved", "path=\"%s\"", path);
+    return 0;
 }
 
 void pd_log_space_open(struct pd_log *log)
 {
-    take_slots(log);
     (void)pd_log_look(log, 0);
 }

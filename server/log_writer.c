@@ -55,11 +55,12 @@ static bool disk_is_full(const struct pd_log *log)
     struct stat file;
     int fd;
     uint64_t room = 2 * log->written_bytes + DISK_SLACK_BYTES;
-    if (statvfs(log->path, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < room)
+    if (mdb_env_get_fd(log->env, &fd) != 0)
+        return false;
+    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < room)
         return true;
     return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-           mdb_env_get_fd(log->env, &fd) == 0 && fstat(fd, &file) == 0 &&
-           (uint64_t)file.st_size + room > limit.rlim_cur;
+           fstat(fd, &file) == 0 && (uint64_t)file.st_size + room > limit.rlim_cur;
 }
 
 static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)

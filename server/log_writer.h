@@ -123,8 +123,8 @@ int pd_log_next_head(struct pd_log *log, uint32_t feed, uint32_t lane, uint64_t 
 /* Ends the process with one line: the log, what was being done, why it failed. */
 _Noreturn void pd_log_die(const struct pd_log *log, const char *what, const char *why);
 
-/* Which number the configuration's feed `index` has in the log: reading functions translate. Before
- * readers run. */
+/* Which number the configuration's feed `index` has in the log: reading functions translate, from
+ * then on (pd_log_feed_number). */
 #define PD_LOG_FEEDS_MAX 256
 void pd_log_set_feed_number(struct pd_log *log, uint32_t index, uint32_t number);
 

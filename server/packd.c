@@ -22,8 +22,9 @@
  * while the loop goes on answering /livez and /metrics; when it has returned, the loop ends and the
  * steps are undone. While the log is still being read, the reading stops at the next record and the
  * steps so far are undone. A second signal ends the process at once: the log is whole at every
- * moment. The main thread owns all of struct daemon but `drain_asked`, `reloaded`, `rpc_stopped`,
- * the stopper's semaphore and the bell.
+ * moment. (The same one again within a second is the first: timeout(1) and some supervisors signal
+ * the process and then its group.) The main thread owns all of struct daemon but `drain_asked`,
+ * `reloaded`, `rpc_stopped`, the stopper's semaphore and the bell.
  *
  * It does not know what any part does. */
 #include "base/check.h"
@@ -63,6 +64,7 @@
 
 #define HEALTH_MS 100
 #define TIDY_MS 3000
+#define SAME_SIGNAL_NS UINT64_C(1000000000)
 /* EX_TEMPFAIL: starting again helps. */
 #define STATUS_DEAF 75
 
@@ -74,6 +76,8 @@ struct daemon {
     enum state state;
     uv_loop_t loop;
     uv_signal_t signals[4];
+    int end_signal;
+    uint64_t end_signal_ns;
     uv_async_t bell;
     uv_timer_t watchdog, health, tidy;
     struct pd_log *log;
@@ -315,11 +319,16 @@ static void on_signal(uv_signal_t *handle, int number)
         begin_reload(d);
         return;
     }
+    uint64_t now_ns = pd_clock_mono_ns();
+    if (d->ending && number == d->end_signal && now_ns - d->end_signal_ns < SAME_SIGNAL_NS)
+        return;
     const char *why = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGQUIT";
     if (d->ending) {
         pd_log(PD_LOG_WARN, "stopped", "text=\"second signal: ended at once; the log is whole\"");
         _exit(1);
     }
+    d->end_signal = number;
+    d->end_signal_ns = now_ns;
     if (d->state == REPLAYING)
         end_replay(d, why);
     else

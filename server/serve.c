@@ -161,6 +161,7 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
     bool moved = progress->packs_planned != feed->progress.packs_planned ||
                  progress->ended != feed->progress.ended;
     feed->progress = *progress;
+    feed->log_number = pd_log_feed_number(serve->log, feed_index);
     if (moved)
         PD_LIST_EACH(link, &feed->jobs)
     job_advance(serve, PD_CONTAINER_OF(link, struct pd_serve_job, in_feed), &after);
@@ -224,11 +225,19 @@ void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index)
     PD_MAGIC_CHECK(serve, PD_SERVE_MAGIC);
     PD_CHECK(feed_index < serve->feed_count);
     struct pd_serve_feed *feed = &serve->feeds[feed_index];
+    struct pd_after after;
+    pd_after_init(&after);
     pthread_mutex_lock(&serve->lock);
+    while (!pd_list_empty(&feed->jobs))
+        pd_job_remove(serve, PD_CONTAINER_OF(feed->jobs.next, struct pd_serve_job, in_feed),
+                      &after);
     serve->gauges.halted_feeds -= feed->halted;
     feed->halted = false;
     feed->progress = (struct pd_feed_progress){0};
+    feed->log_number = pd_log_feed_number(serve->log, feed_index);
+    pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
+    pd_after_run(&after);
 }
 
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)

@@ -86,8 +86,8 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
 /* Sequencer thread: a job was opened or its generation rose: the old generation's waiters are woken
  * and get PD_EFENCED. */
 void pd_serve_job_opened(struct pd_serve *serve, const struct pd_job_info *job);
-/* Sequencer thread: the feed starts anew (its jobs have been deleted, or are about to be). A
- * violation no longer halts it. */
+/* Sequencer thread: the feed starts anew, under the log's present number for it. What there is of
+ * its jobs goes, their waiters get PD_ENOTFOUND; a violation no longer halts it. */
 void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index);
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id);
 

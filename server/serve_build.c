@@ -40,7 +40,7 @@ struct task {
     struct pd_step_facts facts;
     bool facts_known;
     bool reserved;
-    uint32_t builds;
+    uint32_t builds, log_number;
     bool skips; /* its step is to be left out: skip_order */
     struct pd_skip_order skip_order;
 };
@@ -67,6 +67,7 @@ static void task_take(struct pd_serve *serve, struct pd_entry *entry, struct tas
         .spec = job->info.spec,
         .facts_known = entry->step->state == PD_FACTS_KNOWN,
         .reserved = entry->bytes > 0,
+        .log_number = serve->feeds[job->info.feed_index].log_number,
     };
     task->order = (struct pd_assemble_order){
         .feed = serve->feeds[job->info.feed_index].config,
@@ -81,6 +82,13 @@ static void task_take(struct pd_serve *serve, struct pd_entry *entry, struct tas
         entry->step->state = PD_FACTS_COMPUTING;
 }
 
+/* The feed is being deleted: what is found under its name in the log now is not what `log_number`
+ * was. Its jobs are about to go (pd_serve_feed_reset), or have gone already. */
+static bool is_replaced(const struct pd_serve *serve, uint32_t feed_index, uint32_t log_number)
+{
+    return pd_log_feed_number(serve->log, feed_index) != log_number;
+}
+
 /* The next task that may be built now, by turns of jobs. */
 static bool pick(struct pd_serve *serve, struct task *task, struct pd_after *after)
 {
@@ -89,7 +97,8 @@ static bool pick(struct pd_serve *serve, struct task *task, struct pd_after *aft
     {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
         struct pd_entry *entry = first_runnable(job);
-        if (!entry)
+        uint32_t feed = job->info.feed_index;
+        if (!entry || is_replaced(serve, feed, serve->feeds[feed].log_number))
             continue;
         if (entry->bytes > 0 && !pd_memory_admit(serve, entry, after)) {
             blocked = true;
@@ -244,7 +253,8 @@ static void save_repro(struct pd_serve *serve, const struct task *task,
     pthread_mutex_unlock(&serve->lock);
 }
 
-/* The batch into *box, twice where the first build shows damage. PD_EAGAIN: no memory now. */
+/* The batch into *box, twice where the first build shows damage. PD_EAGAIN: no memory now, or its
+ * feed is being deleted, whatever was read of it. */
 static int build(struct pd_worker *worker, struct task *task, struct pd_box *box,
                  struct pd_check_finding *finding, struct pd_error *error)
 {
@@ -254,6 +264,10 @@ static int build(struct pd_worker *worker, struct task *task, struct pd_box *box
         *finding = (struct pd_check_finding){0};
         *error = (struct pd_error){0};
         rc = build_once(worker, task, box, finding, error);
+        if (is_replaced(worker->serve, task->order.key.feed_index, task->log_number)) {
+            pd_ready_batch_clear(&box->ready);
+            return PD_EAGAIN;
+        }
         if (rc == PD_ECORRUPT)
             report(task, finding, error);
     } while (rc == PD_ECORRUPT && task->builds < BUILDS_MAX);

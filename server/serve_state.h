@@ -133,6 +133,7 @@ struct pd_rank {
 struct pd_serve_feed {
     const struct pd_feed_config *config;
     struct pd_feed_progress progress;
+    uint32_t log_number; /* of what is served: from DeleteFeed until it is told, not the log's */
     struct pd_link jobs;
     bool halted;
     struct pd_error halt;

@@ -2,9 +2,9 @@
  *
  * Place in the flow: an rpc thread asks here before each Welcome and Ack, and counts here each
  * message it receives and each block the log has taken. Invariant, checked at each change:
- * reserved_bytes <= max_bytes, and of each budget taken_bytes <= shared_bytes and one block. What a
- * window gets ends at shared_bytes; only who owns the big place is granted more. It knows neither
- * blocks nor the log: whether the log takes more is the sequencer's word, asked by the caller. */
+ * reserved_bytes <= max_bytes, and of each budget window_bytes <= shared_bytes and large_bytes <=
+ * block_bytes. What is released counts as large bytes first. It knows neither blocks nor the log:
+ * whether the log takes more is the sequencer's word, asked by the caller. */
 #include "server/ingest/credit.h"
 
 #include "base/arith.h"
@@ -75,7 +75,9 @@ int pd_credit_open(struct pd_credit *credit, struct pd_credit_pool *pool, uint32
                    uint64_t window_bytes_max, struct pd_error *error)
 {
     PD_CHECK(!pool->hosts || host < pool->host_count);
-    *credit = (struct pd_credit){.pool = pool, .host = pool->hosts ? &pool->hosts[host] : NULL};
+    *credit = (struct pd_credit){.pool = pool, .share_count = pool->hosts ? 2 : 1};
+    credit->shares[0].budget = &pool->all;
+    credit->shares[1].budget = pool->hosts ? &pool->hosts[host] : NULL;
     credit->window_bytes_max = pd_min_u64(window_bytes_max, PD_CREDIT_WINDOW_MAX);
     if (credit->window_bytes_max < PD_CREDIT_WINDOW_MIN)
         credit->window_bytes_max = PD_CREDIT_WINDOW_MIN;
@@ -105,7 +107,7 @@ static uint64_t reserved(const struct pd_credit *credit)
 
 static uint64_t left(const struct pd_credit_budget *budget)
 {
-    return budget->shared_bytes - pd_min_u64(budget->taken_bytes, budget->shared_bytes);
+    return budget->shared_bytes - budget->window_bytes;
 }
 
 /* Of the first half, for windows that may never be used. */
@@ -115,66 +117,65 @@ static uint64_t left_of_half(const struct pd_credit_budget *budget)
     return bytes > half ? bytes - half : 0;
 }
 
-static uint64_t left_for_block(const struct pd_credit_budget *budget)
+static uint64_t left_in_all(const struct pd_credit_budget *budget)
 {
-    uint64_t all = budget->shared_bytes + budget->block_bytes;
-    return all - pd_min_u64(budget->taken_bytes, all);
+    return left(budget) + budget->block_bytes - budget->large_bytes;
 }
 
-/* The lesser of the pool's and the host's. */
-static uint64_t least(const struct pd_credit *credit,
-                      uint64_t of(const struct pd_credit_budget *budget))
+/* What the call's window has of a budget. */
+static uint64_t window_of(const struct pd_credit *credit, const struct pd_credit_share *share)
 {
-    uint64_t pool = of(&credit->pool->all);
-    return credit->host ? pd_min_u64(pool, of(credit->host)) : pool;
+    return above_floor(credit, reserved(credit)) - share->large_bytes;
 }
 
-static void take(struct pd_credit_budget *budget, uint64_t more, uint64_t less)
+/* What its window may have of it. */
+static uint64_t window_share(const struct pd_credit *credit, const struct pd_credit_share *share)
 {
-    budget->taken_bytes += more - less;
-    PD_CHECK(budget->taken_bytes <= budget->shared_bytes + budget->block_bytes);
+    uint64_t mine = window_of(credit, share);
+    uint64_t bytes = (left(share->budget) + mine) / SHARE;
+    return bytes > mine ? bytes : mine;
 }
 
-/* The call's reservation goes from `before` to what it is now. */
-static void account(const struct pd_credit *credit, uint64_t before)
+/* The call's reservation becomes what `bytes` makes of it, with so many large ones in a share. */
+static void count_in(const struct pd_credit *credit, struct pd_credit_share *share, uint64_t bytes,
+                     uint64_t large_bytes)
+{
+    struct pd_credit_budget *budget = share->budget;
+    uint64_t above = above_floor(credit, bytes);
+
+    PD_CHECK(large_bytes <= above);
+    budget->window_bytes += above - large_bytes - window_of(credit, share);
+    budget->large_bytes += large_bytes - share->large_bytes;
+    PD_CHECK(budget->window_bytes <= budget->shared_bytes);
+    PD_CHECK(budget->large_bytes <= budget->block_bytes);
+    share->large_bytes = large_bytes;
+}
+
+static void count_all(struct pd_credit *credit, uint64_t bytes)
 {
     struct pd_credit_pool *pool = credit->pool;
-    uint64_t above = above_floor(credit, reserved(credit));
-
-    pool->reserved_bytes += reserved(credit) - before;
-    take(&pool->all, above, above_floor(credit, before));
-    if (credit->host)
-        take(credit->host, above, above_floor(credit, before));
+    pool->reserved_bytes += bytes - reserved(credit);
     PD_CHECK(pool->reserved_bytes <= pool->max_bytes);
 }
 
-/* Whether `bytes` are more than a window's share of what is left, so that only the owner of the big
- * place may have them. */
-static bool is_big(const struct pd_credit *credit, const struct pd_credit_budget *budget,
-                   uint64_t bytes)
+/* The large bytes first: those that wait for them cannot go on without. */
+static void give_back(struct pd_credit *credit, uint64_t released)
 {
-    uint64_t mine = above_floor(credit, reserved(credit));
-    return above_floor(credit, bytes) > (left(budget) + mine) / SHARE;
+    uint64_t bytes = reserved(credit) - released;
+    uint64_t less = above_floor(credit, reserved(credit)) - above_floor(credit, bytes);
+
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], bytes,
+                 credit->shares[i].large_bytes - pd_min_u64(credit->shares[i].large_bytes, less));
+    count_all(credit, bytes);
+    credit->released_bytes += released;
 }
 
-static bool may_be_big(const struct pd_credit *credit, const struct pd_credit_budget *budget,
-                       uint64_t bytes)
+static void leave_line(struct pd_credit *credit)
 {
-    return !budget->big || budget->big == credit || !is_big(credit, budget, bytes);
-}
-
-static void be_big(const struct pd_credit *credit, struct pd_credit_budget *budget, uint64_t bytes)
-{
-    if (is_big(credit, budget, bytes))
-        budget->big = credit;
-}
-
-static void be_small(const struct pd_credit *credit)
-{
-    if (credit->pool->all.big == credit)
-        credit->pool->all.big = NULL;
-    if (credit->host && credit->host->big == credit)
-        credit->host->big = NULL;
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        if (credit->shares[i].budget->line == credit)
+            credit->shares[i].budget->line = NULL;
 }
 
 /* ---- calls ---- */
@@ -182,17 +183,22 @@ static void be_small(const struct pd_credit *credit)
 void pd_credit_close(struct pd_credit *credit)
 {
     struct pd_credit_pool *pool = credit->pool;
-    uint64_t before = reserved(credit);
 
     if (!pool)
         return;
     pthread_mutex_lock(&pool->lock);
-    credit->released_bytes = credit->granted_bytes;
-    account(credit, before);
-    be_small(credit);
+    give_back(credit, reserved(credit));
+    leave_line(credit);
     pool->calls--;
     pthread_mutex_unlock(&pool->lock);
     credit->pool = NULL;
+}
+
+void pd_credit_stand_back(struct pd_credit *credit)
+{
+    pthread_mutex_lock(&credit->pool->lock);
+    leave_line(credit);
+    pthread_mutex_unlock(&credit->pool->lock);
 }
 
 static bool unused(const struct pd_credit *credit)
@@ -203,62 +209,90 @@ static bool unused(const struct pd_credit *credit)
 /* Under the lock: what the call's reservation should be, by its window and what is left. */
 static uint64_t window_target(struct pd_credit *credit)
 {
-    const struct pd_credit_pool *pool = credit->pool;
     uint64_t mine = above_floor(credit, reserved(credit));
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
+    uint64_t most;
 
     if (unused(credit))
         return reserved(credit);
     if (credit->granted_bytes == 0) {
-        credit->window_bytes = PD_CREDIT_WINDOW_MIN;
-        return pool->floor_bytes +
-               pd_min_u64(PD_CREDIT_WINDOW_MIN, least(credit, left_of_half) / SHARE);
+        most = credit->window_bytes = PD_CREDIT_WINDOW_MIN;
+        for (uint32_t i = 0; i < credit->share_count; i++)
+            most = pd_min_u64(most, left_of_half(credit->shares[i].budget) / SHARE);
+        return credit->pool->floor_bytes + most;
     }
     if (unsent < credit->window_bytes / 2 && mine <= credit->window_bytes)
         credit->window_bytes = pd_min_u64(credit->window_bytes * 2, credit->window_bytes_max);
-    return pool->floor_bytes +
-           pd_min_u64(credit->window_bytes, (least(credit, left) + mine) / SHARE);
+    most = credit->window_bytes;
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        most = pd_min_u64(most, window_share(credit, &credit->shares[i]));
+    return credit->pool->floor_bytes + most;
 }
 
-/* Under the lock: what the call needs to complete a block that its window cannot, with the big
- * place of each budget in which that is more than a share; 0: none. */
-static uint64_t block_target(struct pd_credit *credit, uint64_t block_rest_bytes)
+/* Under the lock: with a reservation of `bytes`, how many of them are large ones in a share. */
+static uint64_t large_of(const struct pd_credit *credit, const struct pd_credit_share *share,
+                         uint64_t bytes)
 {
-    struct pd_credit_budget *all = &credit->pool->all, *host = credit->host;
-    uint64_t unsent = credit->granted_bytes - credit->used_bytes;
-    uint64_t need = block_rest_bytes > unsent ? block_rest_bytes - unsent : 0;
-    uint64_t bytes = reserved(credit) + need;
+    uint64_t above = above_floor(credit, bytes), window = window_share(credit, share);
+    uint64_t large = above > window ? above - window : 0;
+    return large > share->large_bytes ? large : share->large_bytes;
+}
 
-    if (need == 0 || !may_be_big(credit, all, bytes) || (host && !may_be_big(credit, host, bytes)))
-        return 0;
-    be_big(credit, all, bytes);
-    if (host)
-        be_big(credit, host, bytes);
-    return reserved(credit) + pd_min_u64(need, least(credit, left_for_block));
+/* Under the lock: all that the call needs to complete a block for which its window is too small.
+ * False: nothing, since it must wait for others. */
+static bool grant_block(struct pd_credit *credit, uint64_t block_rest_bytes)
+{
+    uint64_t unsent = credit->granted_bytes - credit->used_bytes;
+    uint64_t bytes = reserved(credit) + block_rest_bytes - unsent;
+    bool fits = true;
+
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        if (credit->shares[i].budget->line &&
+            large_of(credit, &credit->shares[i], bytes) > credit->shares[i].large_bytes)
+            return false;
+    for (uint32_t i = 0; i < credit->share_count; i++) {
+        struct pd_credit_share *share = &credit->shares[i];
+        uint64_t more = large_of(credit, share, bytes) - share->large_bytes;
+        if (more <= share->budget->block_bytes - share->budget->large_bytes)
+            continue;
+        share->budget->line = credit;
+        fits = false;
+    }
+    if (!fits)
+        return false;
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], bytes, large_of(credit, &credit->shares[i], bytes));
+    count_all(credit, bytes);
+    credit->granted_bytes += block_rest_bytes - unsent;
+    return true;
+}
+
+static bool grant_window(struct pd_credit *credit, uint64_t target)
+{
+    uint64_t before = reserved(credit), unsent = credit->granted_bytes - credit->used_bytes;
+
+    if (target <= before || (target - before < GRANT_MIN_BYTES && unsent >= GRANT_MIN_BYTES &&
+                             credit->granted_bytes > 0))
+        return false;
+    for (uint32_t i = 0; i < credit->share_count; i++)
+        count_in(credit, &credit->shares[i], target, credit->shares[i].large_bytes);
+    count_all(credit, target);
+    credit->granted_bytes += target - before;
+    return true;
 }
 
 bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes)
 {
-    struct pd_credit_pool *pool = credit->pool;
-    uint64_t before = reserved(credit);
-
-    pthread_mutex_lock(&pool->lock);
-    if (block_rest_bytes == 0 && before <= pool->floor_bytes + credit->window_bytes)
-        be_small(credit);
-    uint64_t target = window_target(credit);
     uint64_t unsent = credit->granted_bytes - credit->used_bytes;
-    if (target <= before || block_rest_bytes > unsent + (target - before)) {
-        uint64_t larger = block_target(credit, block_rest_bytes);
-        target = larger > target ? larger : target;
-    }
-    bool worth = target > before && (target - before >= GRANT_MIN_BYTES ||
-                                     unsent < GRANT_MIN_BYTES || credit->granted_bytes == 0);
-    if (worth) {
-        credit->granted_bytes += target - before;
-        account(credit, before);
-    }
-    pthread_mutex_unlock(&pool->lock);
-    return worth;
+
+    pthread_mutex_lock(&credit->pool->lock);
+    leave_line(credit);
+    uint64_t target = window_target(credit), before = reserved(credit);
+    uint64_t more = target > before ? target - before : 0;
+    bool grew = block_rest_bytes > unsent + more && grant_block(credit, block_rest_bytes);
+    grew = grew || grant_window(credit, target);
+    pthread_mutex_unlock(&credit->pool->lock);
+    return grew;
 }
 
 bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_bytes)
@@ -271,7 +305,8 @@ bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_byte
 bool pd_credit_host_is_full(const struct pd_credit *credit)
 {
     pthread_mutex_lock(&credit->pool->lock);
-    bool full = credit->host && left(credit->host) < left(&credit->pool->all);
+    const struct pd_credit_budget *host = credit->shares[1].budget;
+    bool full = host && left_in_all(host) < left_in_all(&credit->pool->all);
     pthread_mutex_unlock(&credit->pool->lock);
     return full;
 }
@@ -289,11 +324,8 @@ int pd_credit_use(struct pd_credit *credit, uint64_t bytes, struct pd_error *err
 
 void pd_credit_release(struct pd_credit *credit, uint64_t bytes)
 {
-    uint64_t before = reserved(credit);
-
     PD_CHECK(bytes <= credit->used_bytes - credit->released_bytes);
     pthread_mutex_lock(&credit->pool->lock);
-    credit->released_bytes += bytes;
-    account(credit, before);
+    give_back(credit, bytes);
     pthread_mutex_unlock(&credit->pool->lock);
 }

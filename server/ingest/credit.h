@@ -10,14 +10,16 @@
  * Every call may always reserve `floor`. What lies above comes from the shared part: a window that
  * starts at one message (less where many calls are open: then a stream costs its floor until it is
  * used) and doubles while the call uses it up, but never more than a share of what is left, so the
- * last caller still finds something. The last part lets one call at a time complete a block that is
- * larger than that share (a block is held until it is whole), first come first served.
+ * last caller still finds something. The last part is for blocks that are larger than that share (a
+ * block is held until it is whole): whoever has begun one gets all that it lacks, or nothing yet.
+ * As many blocks are under way there as fit; the first one that does not fit stands in line, and
+ * none is begun before it: those under way have what they need and end, so its turn comes.
  *
  * Where the calls of one client host are bounded (limits.peer_bytes), each host has a budget of its
- * own, divided in the same way into shared bytes and one block; a reservation above the floor must
- * fit into both. So one host's calls share what one host may have, and wait for their host's big
- * place; for the pool's only where the block is more than a share of what the pool has left, too.
- * The floors come on top: no call can be starved by its neighbours.
+ * own, divided in the same way into shared bytes and those for blocks; a reservation above the
+ * floor must fit into both. So one host's calls share what one host may have, and stand in line of
+ * their host; in the pool's only where that is what they lack. The floors come on top: no call can
+ * be starved by its neighbours.
  *
  * Granted bytes cannot be taken back: a call that falls idle keeps its window until it closes. When
  * full: calls get no more than their floor, and the answer says INGEST_MEMORY and whose budget it
@@ -38,11 +40,11 @@
 
 struct pd_credit;
 
+/* What calls have reserved above their floors, in two parts. */
 struct pd_credit_budget {
-    uint64_t shared_bytes;       /* that windows may take in all */
-    uint64_t block_bytes;        /* largest block: what the owner of the big place takes on top */
-    uint64_t taken_bytes;        /* sum over its calls of what is reserved above the floor */
-    const struct pd_credit *big; /* the call that completes a large block, or NULL */
+    uint64_t shared_bytes, window_bytes; /* for windows, and what they have of it */
+    uint64_t block_bytes, large_bytes;   /* for what blocks lack, the largest of them too */
+    const struct pd_credit *line;        /* the call whose block did not fit, or NULL */
 };
 
 struct pd_credit_pool {
@@ -56,9 +58,16 @@ struct pd_credit_pool {
     uint32_t host_count;
 };
 
+/* Of one call, in the budget of all or of its host. */
+struct pd_credit_share {
+    struct pd_credit_budget *budget;
+    uint64_t large_bytes; /* of what it has reserved above its floor */
+};
+
 struct pd_credit {
     struct pd_credit_pool *pool;
-    struct pd_credit_budget *host; /* one of the pool's, or NULL */
+    struct pd_credit_share shares[2]; /* of all; of its host, where hosts are bounded */
+    uint32_t share_count;
     uint64_t granted_bytes, used_bytes, released_bytes;
     uint64_t window_bytes, window_bytes_max;
 };
@@ -92,6 +101,8 @@ void pd_credit_close(struct pd_credit *credit);
  * `block_rest_bytes`: body bytes of the open block still to come, 0 = no block is open. True where
  * granted_bytes grew. */
 bool pd_credit_grant(struct pd_credit *credit, uint64_t block_rest_bytes);
+/* Lets others go first, for a call that is not asked about for a while. */
+void pd_credit_stand_back(struct pd_credit *credit);
 /* True where the call holds less than half of its window, or cannot complete its block: worth
  * another grant. */
 bool pd_credit_is_short(const struct pd_credit *credit, uint64_t block_rest_bytes);

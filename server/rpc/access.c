@@ -10,12 +10,15 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define TOKEN_BYTES_MIN 16
 #define TOKEN_BYTES_MAX 512
@@ -65,16 +68,35 @@ static size_t method_row(const char *method, size_t size)
 
 /* ---- tokens ---- */
 
+/* Nothing but a file: a FIFO would keep its reader waiting. */
+static int open_token(const struct pd_principal_config *principal, FILE **file,
+                      struct pd_error *error)
+{
+    struct stat stat;
+    int fd = open(principal->token_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK), failed = errno;
+    bool regular = fd >= 0 && fstat(fd, &stat) == 0 && S_ISREG(stat.st_mode);
+    *file = regular ? fdopen(fd, "rb") : NULL;
+    if (*file)
+        return 0;
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 && !regular)
+        return pd_error_set(error, PD_EINVAL, "TOKEN_FILE", "auth: %s: %s is not a regular file",
+                            principal->name, principal->token_file);
+    return pd_error_set(error, PD_EIO, "TOKEN_FILE", "auth: %s: cannot open %s: %s",
+                        principal->name, principal->token_file, strerror(fd < 0 ? failed : errno));
+}
+
 static int read_token(const struct pd_principal_config *principal, struct token *token,
                       struct pd_error *error)
 {
     token->size = 0;
     if (!*principal->token_file)
         return 0;
-    FILE *file = fopen(principal->token_file, "rbe");
-    if (!file)
-        return pd_error_set(error, PD_EIO, "TOKEN_FILE", "auth: %s: cannot open %s: %s",
-                            principal->name, principal->token_file, strerror(errno));
+    FILE *file;
+    int rc = open_token(principal, &file, error);
+    if (rc != 0)
+        return rc;
     unsigned char bytes[TOKEN_BYTES_MAX + 3];
     size_t size = fread(bytes, 1, sizeof(bytes), file);
     bool failed = ferror(file) != 0;

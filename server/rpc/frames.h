@@ -8,9 +8,9 @@
  * libgrpc keeps a header block until its last frame has come, however long it is; every stream that
  * a client opens and resets, until its call was looked at; the answer to every PING, until it is
  * sent; and every stream, if only to be refused, of a client that does not acknowledge how many it
- * may open, or does so too early. From one connection each takes memory without a bound, and no
- * channel argument gives one. So packd reads along, in the functions by which libgrpc gets a
- * connection's bytes. */
+ * may open, or, as it seems from outside, does so too early. From one connection each takes memory
+ * without a bound, and no channel argument gives one. So packd reads along, in the functions by
+ * which libgrpc gets a connection's bytes. */
 #ifndef PD_SERVER_RPC_FRAMES_H
 #define PD_SERVER_RPC_FRAMES_H
 

@@ -51,6 +51,7 @@ static grpc_server *make_server(const struct pd_rpc *rpc, enum pd_door door)
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000),
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        int_arg(GRPC_ARG_MAX_CONNECTION_IDLE_MS, int_of(config->stall_ns / 1000000u)),
         int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, int_of(config->handshake_ns / 1000000u)),
     };
     grpc_channel_args list = {.num_args = PD_COUNT_OF(args), .args = args};

@@ -24,6 +24,7 @@ struct push {
     uint64_t next_seq; /* expected next, with what is on the way */
     uint64_t durable_seq;
     uint64_t duplicates, rejected;
+    uint64_t piece_bytes_told; /* the largest piece, by Welcome or a later Ack */
     struct pd_credit credit;
     struct push_block *block; /* whose pieces are arriving, or NULL */
     uint64_t message_ns;      /* when the last message came, by pd_rpc_patience_ns */
@@ -68,7 +69,7 @@ static inline uint64_t push_rest(const struct push *push)
     return push->block ? push_block_rest(push->block) : 0;
 }
 
-/* Largest body field of one message. */
+/* Largest body field of one message that is taken, whatever was told. */
 uint64_t push_piece_bytes_max(const struct push *push);
 
 /* Counts the time that the call stands without credit, by reason. */

@@ -53,7 +53,9 @@ bool push_grant(struct push *push)
     if (atomic_load(&rpc->draining)) {
         push->why = PACKD__V1__LOG_STATE__LOG_DRAINING;
         push->why_text = "the server is going down";
-    } else if (lane_takes(push)) {
+    } else if (!lane_takes(push)) {
+        pd_credit_stand_back(&push->credit);
+    } else {
         grew = pd_credit_grant(&push->credit, push_rest(push));
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
             push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
@@ -131,7 +133,8 @@ static void send_welcome(struct push *push)
     welcome.next_seq = push->durable_seq;
     welcome.credit_bytes = push->credit.granted_bytes;
     welcome.why = push->why;
-    welcome.max_piece_bytes = pd_min_u64(push_piece_bytes_max(push), half);
+    push->piece_bytes_told = pd_min_u64(push_piece_bytes_max(push), half);
+    welcome.max_piece_bytes = push->piece_bytes_told;
     welcome.max_head_bytes = pd_min_u64(PD_RPC_HEAD_BYTES_MAX, half);
     welcome.max_block_bytes = push->rules.block_bytes_max;
     welcome.max_sample_bytes = push->rules.sample_bytes_max;
@@ -143,6 +146,18 @@ static void send_welcome(struct push *push)
     response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_WELCOME;
     response.welcome = &welcome;
     send_response(push, &response);
+}
+
+/* As in Welcome two messages fit into what the call may send now. What was told stays: a producer
+ * whose credit is less later on sends less. */
+static uint64_t raise_piece_bytes(struct push *push)
+{
+    uint64_t half = (push->credit.granted_bytes - push->credit.used_bytes) / 2;
+    uint64_t bytes = pd_min_u64(push_piece_bytes_max(push), half);
+
+    if (bytes > push->piece_bytes_told)
+        push->piece_bytes_told = bytes;
+    return push->piece_bytes_told;
 }
 
 static void send_ack(struct push *push)
@@ -163,6 +178,7 @@ static void send_ack(struct push *push)
     ack.text = (char *)push->why_text;
     ack.duplicates = push->duplicates;
     ack.rejected = push->rejected;
+    ack.max_piece_bytes = raise_piece_bytes(push);
     response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_ACK;
     response.ack = &ack;
     send_response(push, &response);

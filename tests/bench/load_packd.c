@@ -3,6 +3,7 @@
  * protobuf-c. */
 #include "tests/bench/load.h"
 
+#include "base/arith.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "proto/packd.pb-c.h"
@@ -75,7 +76,8 @@ struct push {
     size_t columns_bytes;
     uint64_t sent, next_seq, durable_seq;
     uint64_t used_bytes, credit_bytes;
-    size_t body_at, piece_bytes_max; /* sent of the block that is under way */
+    size_t body_at;                      /* sent of the block that is under way */
+    size_t piece_bytes, piece_bytes_max; /* by Welcome; by the Acks since */
 };
 
 /* The columns of the spans: one image a sample, behind the text. */
@@ -210,16 +212,18 @@ static grpc_slice chunk_prefix(size_t piece_bytes)
     return grpc_slice_from_copied_buffer((const char *)bytes, (size_t)(at - bytes));
 }
 
-/* The next piece of the block that is under way, or of the next block. */
+/* The next piece of the block that is under way, or of the next block: as large as the credit
+ * allows, and worth a message. */
 static void send_piece(struct push *push)
 {
     const struct load_body *body = &push->stream->load->body;
-    size_t left = body->size - push->body_at;
-    size_t piece = left < push->piece_bytes_max ? left : push->piece_bytes_max;
-    uint64_t cost = piece + (push->body_at == 0 ? head_bytes(push) : 0);
+    uint64_t rest = body->size - push->body_at, head = push->body_at == 0 ? head_bytes(push) : 0;
+    uint64_t credit = push->credit_bytes - push->used_bytes;
     if (push->stream->call.writing || push->sent == push->stream->load->messages ||
-        push->used_bytes + cost > push->credit_bytes)
+        credit < head + pd_min_u64(rest, push->piece_bytes))
         return;
+    size_t piece = pd_min_u64(pd_min_u64(rest, push->piece_bytes_max), credit - head);
+    uint64_t cost = head + piece;
     grpc_slice slices[2] = {push->body_at == 0 ? block_prefix(push, piece) : chunk_prefix(piece),
                             grpc_slice_from_static_buffer(body->bytes + push->body_at, piece)};
     load_call_write(&push->stream->call, slices, 2);
@@ -241,11 +245,13 @@ static void take_answer(struct push *push, grpc_slice message)
     case PACKD__V1__PUSH_RESPONSE__WHAT_WELCOME:
         PD_CHECK(response->welcome->next_seq == 0);
         push->credit_bytes = response->welcome->credit_bytes;
-        push->piece_bytes_max = response->welcome->max_piece_bytes;
+        push->piece_bytes = push->piece_bytes_max = response->welcome->max_piece_bytes;
         break;
     case PACKD__V1__PUSH_RESPONSE__WHAT_ACK:
         push->credit_bytes = response->ack->credit_bytes;
         push->durable_seq = response->ack->durable_seq;
+        if (response->ack->max_piece_bytes > push->piece_bytes_max)
+            push->piece_bytes_max = response->ack->max_piece_bytes;
         break;
     default:
         fprintf(stderr, "load: packd refuses samples\n");

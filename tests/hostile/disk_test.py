@@ -1,5 +1,5 @@
 """A disk that is smaller than log.max_bytes: the log keeps within what is there, trims, and takes more when there is more; nothing acknowledged is lost
-and nobody waits for what cannot come. Disks are quotas of the preloaded library: one that statvfs tells of, one that only refuses (EDQUOT), and one of a
+and nobody waits for what cannot come. Disks are quotas of the preloaded library: one that fstatvfs tells of, one that only refuses (EDQUOT), and one of a
 file system that cannot reserve."""
 
 import os

@@ -32,7 +32,7 @@ struct controls {
     _Atomic uint64_t refused;        /* told: writes and reservations that were refused */
     /* data.mdb has a disk of so many bytes: ENOSPC where it would take more blocks; 0: no limit */
     _Atomic uint64_t quota_bytes;
-    _Atomic uint64_t quota_silent; /* EDQUOT, and statvfs does not tell */
+    _Atomic uint64_t quota_silent; /* EDQUOT, and fstatvfs does not tell */
     _Atomic uint64_t no_reserve;   /* fallocate is EOPNOTSUPP */
 };
 
@@ -174,10 +174,10 @@ int fallocate(int fd, int mode, off_t from, off_t size)
 
 int fallocate64(int fd, int mode, off64_t from, off64_t size) __attribute__((alias("fallocate")));
 
-int statvfs(const char *path, struct statvfs *out)
+int fstatvfs(int fd, struct statvfs *out)
 {
     struct statfs fs;
-    if (syscall(SYS_statfs, path, &fs) != 0)
+    if (syscall(SYS_fstatfs, fd, &fs) != 0)
         return -1;
     *out = (struct statvfs){.f_bsize = (unsigned long)fs.f_bsize,
                             .f_frsize = (unsigned long)fs.f_frsize,
@@ -190,7 +190,7 @@ int statvfs(const char *path, struct statvfs *out)
     return 0;
 }
 
-int statvfs64(const char *path, struct statvfs64 *out) __attribute__((alias("statvfs")));
+int fstatvfs64(int fd, struct statvfs64 *out) __attribute__((alias("fstatvfs")));
 
 static ssize_t do_write(int fd, const struct iovec *parts, int part_count, off_t offset)
 {

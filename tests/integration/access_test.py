@@ -299,7 +299,10 @@ class PrincipalTest(Case):
 
     def test_bad_entries_are_start_errors(self):
         token = self.file("token", "a token that is long enough")
-        for entry, word in (({"token_file": "/nowhere/token"}, "/nowhere/token"), ({"token_file": self.file("short", "x")}, "1 bytes"),
+        fifo = os.path.join(self.directory, "fifo")
+        os.mkfifo(fifo)
+        for entry, word in (({"token_file": fifo}, "is not a regular file"), ({"token_file": self.directory}, "is not a regular file"),
+                            ({"token_file": "/nowhere/token"}, "/nowhere/token"), ({"token_file": self.file("short", "x")}, "1 bytes"),
                             ({"token_file": self.file("bytes", "a token\twith a tab in it")}, "byte 7 of the token"),
                             ({}, "nothing tells"), ({"token_file": token, "feeds": ["missing"]}, "missing"),
                             ({"token_file": token, "roles": ["king"]}, "no role"), ({"certificate": "trainer"}, "tls.client_ca")):

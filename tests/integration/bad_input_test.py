@@ -1,5 +1,6 @@
 """Bad input gets a clear error and costs nothing else: beside every case a good producer and a good rank go on."""
 
+import os
 import socket
 import unittest
 
@@ -32,6 +33,14 @@ class BadInputTest(unittest.TestCase):
         self.good.wait_durable(self.good.next_seq)
         self.assertIsNone(self.packd.process.poll())
         self.assertEqual(self.packd.http("/livez")[0], 200)
+
+    def test_json_lines_by_another_name_are_told(self):
+        for name, text, told in (("a", '{"tokens": [1]}\n{"tokens": [2]}\n', True), ("b", "a text {\n", False)):
+            path = os.path.join(harness.scratch(), name + ".txt")
+            with open(path, "w") as file:
+                file.write(text)
+            done = self.packd.packctl("push", "--stream", name, path)
+            self.assertEqual("taken as text, one sample; name it .jsonl for JSON lines" in done.stderr, told, done.stderr)
 
     def push(self, **hello):
         push = peer.Push(self.packd.address, **{"stream": self.id().rsplit(".", 1)[1], **hello})

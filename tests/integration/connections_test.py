@@ -196,6 +196,24 @@ class CapTest(Case):
                 pass
             self.wait_open(packd, 0)
 
+    def test_who_calls_nothing_gives_his_place_back(self):
+        """HTTP/2 has begun and no call comes: the connection ends. One with an open call stays, and who calls again after a pause does not notice."""
+        feed = {"name": "default", "seq_len": 64, "window": 4}
+        extra = {"limits": {"stall": "1s", "connections": 12, "peer_connections": 12}}
+        with harness.Daemon([feed], extra=extra) as packd, channel(packd.address) as made:
+            self.assertEqual(code_of(lambda: status(made)), CODE.OK)
+            push = peer.Push(packd.address)
+            push.welcome()
+            with contextlib.ExitStack() as idle:
+                for _ in range(9):
+                    idle.enter_context(connect(packd.address)).sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+                self.wait_open(packd, 11)
+                self.wait_open(packd, 1)  # the one of the Push call
+                self.assertEqual(code_of(lambda: status(made)), CODE.OK)
+            push.block([[1, 2, 3]])
+            push.wait_durable(1)
+            push.close()
+
     def test_more_than_descriptors_carry_is_a_start_error(self):
         packd = harness.Daemon(program=self.limited(256), extra={"limits": {"connections": 1000}})
         with self.assertRaises(AssertionError) as caught:

@@ -1,8 +1,10 @@
 """Records that change plans: mixture weights, samples left out, streams and feeds deleted; each outlives a kill."""
 
+import collections
 import json
 import os
 import signal
+import threading
 import unittest
 
 import grpc
@@ -241,6 +243,49 @@ class ControlTest(unittest.TestCase):
             packd.stop()
             found = packd_log_verify(packd)
             self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
+            packd.start()
+
+    def test_delete_feed_under_ranks(self):
+        """Over and over, while producers push and ranks fetch: they are told, and nothing is taken for damage."""
+        codes, over, batches = collections.Counter(), threading.Event(), [0]
+
+        def go_on(what):
+            while not over.is_set():
+                try:
+                    what()
+                except grpc.RpcError as error:
+                    codes[error.code()] += 1
+
+        def produce():
+            call = peer.Push(packd.address, stream="a", timeout=20)
+            seq = call.welcome().next_seq
+            while not over.is_set():
+                call.block(samples(20, length=30))
+                seq += 20
+                call.wait_durable(seq)
+
+        def train(job):
+            call = peer.Fetch(packd.address, peer.open_job(packd.address, job=job), job=job, credit=8, timeout=20)
+            while not over.is_set() and call.next():
+                batches[0] += 1
+
+        with harness.Daemon(feeds=[FEED], extra=DAEMON) as packd:
+            threads = [threading.Thread(target=go_on, args=(what,)) for what in (produce, lambda: train("one"), lambda: train("two"))]
+            for thread in threads:
+                thread.start()
+            for _ in range(40):
+                more = batches[0] + 20
+                harness.wait_for("they go on", lambda: batches[0] >= more)
+                peer.admin(packd.address, "DeleteFeed", pb.DeleteFeedRequest(force=True))
+            over.set()
+            peer.admin(packd.address, "DeleteFeed", pb.DeleteFeedRequest(force=True))
+            for thread in threads:
+                thread.join(harness.DEADLINE_S)
+            self.assertFalse(any(thread.is_alive() for thread in threads))
+            self.assertEqual(set(codes) - {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED}, set())
+            self.assertNotIn("violation", packd.log())
+            packd.stop()
+            self.assertEqual(packd_log_verify(packd).returncode, 0)
             packd.start()
 
     def check_anew(self, packd, count):

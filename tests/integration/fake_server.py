@@ -45,12 +45,20 @@ class PushPlan:
     """What happens on the n-th Push call; every field may be changed by a test."""
 
     def __init__(self, credit=1 << 30, grant=None, break_after_blocks=None, break_after_pieces=None, status=None, silent=False,
-                 ack=True, piece=1 << 18, reject=None, why=0, next_seq=None, head=1 << 19, samples=4096):
+                 ack=True, piece=1 << 18, reject=None, why=0, next_seq=None, head=1 << 19, samples=4096,
+                 raises=(0,), step=1):
         self.credit, self.grant = credit, grant
         self.break_after_blocks, self.break_after_pieces = break_after_blocks, break_after_pieces
         self.status = status or Abort(grpc.StatusCode.UNAVAILABLE)
         self.silent, self.ack, self.piece, self.reject, self.why = silent, ack, piece, reject, why
         self.next_seq, self.head, self.samples = next_seq, head, samples
+        self.step = step  # bytes by which the credit rises at least
+        self.raises = list(raises)  # max_piece_bytes of one Ack after the other, of the last one on and on
+
+    def piece_told(self):
+        told = self.raises.pop(0) if len(self.raises) > 1 else self.raises[0]
+        self.piece = max(self.piece, told)
+        return told
 
 
 class Ingest(rpc.IngestServicer):
@@ -107,15 +115,17 @@ class Ingest(rpc.IngestServicer):
                 assert head is not None, "a chunk without a block"
                 piece, cost = request.chunk.body, 0
             assert len(piece) <= plan.piece
+            fake.pieces.append(len(piece))
             used += cost + len(piece)
             pieces += 1
             fake.most_used_over_credit = max(fake.most_used_over_credit, used - granted)
             body += piece
             if plan.break_after_pieces == pieces:
                 raise plan.status
-            if plan.grant:
+            if plan.grant and used + plan.grant - granted >= plan.step:
                 granted = used + plan.grant
-                yield pb.PushResponse(ack=pb.Ack(durable_seq=len(stream.samples), credit_bytes=granted, why=plan.why))
+                yield pb.PushResponse(ack=pb.Ack(durable_seq=len(stream.samples), credit_bytes=granted, why=plan.why,
+                                                 max_piece_bytes=plan.piece_told()))
             if len(body) < head.body_bytes:
                 continue
             assert len(body) == head.body_bytes
@@ -126,7 +136,7 @@ class Ingest(rpc.IngestServicer):
                 raise plan.status
             if plan.ack:
                 yield pb.PushResponse(ack=pb.Ack(durable_seq=len(stream.samples), credit_bytes=granted, why=plan.why,
-                                                 duplicates=fake.duplicates))
+                                                 duplicates=fake.duplicates, max_piece_bytes=plan.piece_told()))
 
     def store(self, stream, head, body, plan):
         tokens = np.frombuffer(body, dtype="<i4")
@@ -363,6 +373,7 @@ class Fake:
         self.stopping = threading.Event()
         self.incarnation, self.generation, self.steps, self.committed = 7, 1, steps, -1
         self.streams, self.hellos, self.duplicates, self.most_used_over_credit = {}, [], 0, -(1 << 60)
+        self.pieces = []  # body bytes of each message of a block
         self.push_plans, self.fetch_plans, self.open_plans, self.commit_plans = [], [], [], []
         self.opens, self.fetches, self.commits, self.credits, self.skipped = [], [], [], [], []
         self.status_pages, self.status_asked = {}, []  # {page: StatusResponse}; the requests for them

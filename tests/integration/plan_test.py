@@ -47,6 +47,10 @@ class Plan(unittest.TestCase):
             self.assertEqual(file.readline(), "pack\tsample\tpart\toffset\tlength\n")
             return [tuple(map(int, line.split("\t"))) for line in file]
 
+    def test_a_negative_length_is_refused(self):
+        done = plan("plan", self.path("negative.txt", "-5\n3\n"), expect=3)
+        self.assertRegex(done.stderr, r'negative.txt:1: found "-5", expected a length from 0')
+
     def test_reference_figures(self):
         lengths = lengths_of("seed_packing")
         for strategy in STRATEGIES:

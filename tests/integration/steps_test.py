@@ -192,8 +192,8 @@ class StepsTest(unittest.TestCase):
             self.assertEqual(packd.log().count(" ready version="), 1)
             os.unlink(fifo)
             packd.spawn_held(fifo)
-            for _ in range(2):
-                packd.process.send_signal(signal.SIGTERM)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                packd.process.send_signal(number)
                 harness.wait_for("it is heard", lambda: packd.process.poll() is not None or packd.http("/readyz", quiet=True)[1][:4] == "stop")
             self.assertEqual(packd.process.wait(harness.DEADLINE_S), 1, packd.log())
             packd.program, packd.environment = harness.PACKD, {}
@@ -208,6 +208,16 @@ class StepsTest(unittest.TestCase):
         packd.process.send_signal(signal.SIGCONT)
         self.assertEqual(packd.process.wait(harness.DEADLINE_S), 1)
         self.assertIn("second signal", packd.log())
+        packd.start()
+        packd.stop()
+
+    def test_the_same_signal_twice_at_once_is_one(self):
+        """timeout(1) and some supervisors signal the process, and then its group."""
+        packd = harness.Daemon(feeds=[FEED]).start()
+        for _ in range(3):
+            packd.process.send_signal(signal.SIGTERM)
+        self.assertEqual(packd.process.wait(harness.DEADLINE_S), 0)
+        self.assertIn("as asked", packd.log())
         packd.start()
         packd.stop()
 

@@ -204,6 +204,11 @@ static void test_places_and_suggestions(void **state)
     refused("listen: [[a]]\n", PD_EINVAL, "item 0 is a list");
     refused("drain: [1s]\n", PD_EINVAL, "found a list, expected a duration");
     refused("drain: 10\n", PD_EINVAL, "drain: '10' is not a duration");
+    refused("feeds: [{seq_len: 010}]\n", PD_EINVAL,
+            "feeds[0].seq_len: '010' begins with a zero: octal in YAML 1.1");
+    refused("feeds: [{pad_id: -010}]\n", PD_EINVAL, "begins with a zero");
+    refused("log: {max_bytes: 010}\n", PD_EINVAL, "begins with a zero");
+    refused("log: {commit_ms: 00}\n", PD_EINVAL, "begins with a zero");
     refused("drain: 48h\n", PD_EINVAL, "expected a duration from 0 to 24h");
     refused("memory: {batches: 1.5GiB}\n", PD_EINVAL, "is not a size");
     refused("validate: {fraction: 1.5}\n", PD_EINVAL, "expected a number from 0 to 1");
@@ -225,6 +230,20 @@ static void test_rules_across_keys(void **state)
     (void)state;
     refused("listen: [nonsense]\n", PD_EINVAL, "listen: 'nonsense' is not an address");
     refused("listen: ['a:1', 'a:1']\n", PD_EINVAL, "there twice");
+    refused("listen: ['a:1']\nhttp: a:1\n", PD_EINVAL, "http: 'a:1' is an address of gRPC, too");
+    accepted("listen: ['a:0']\nhttp: a:0\n");
+    static const char *const hosts[] = {
+        "vsock:1:2", "dns:///x:1", "dns:1",    "ipv4:1.2.3.4:1", "unix-abstract:1", "::1:7070",
+        "[::1:7070", "[]:1",       "[::1]x:1", "[localhost]:1",  "http://a:1",      "a]:1"};
+    for (size_t i = 0; i < PD_COUNT_OF(hosts); i++) {
+        char yaml[100];
+        snprintf(yaml, sizeof yaml, "listen: ['%s']\n", hosts[i]);
+        refused(yaml, PD_EINVAL, "expected host:port, [v6]:port or unix:/path");
+        snprintf(yaml, sizeof yaml, "http: '%s'\n", hosts[i]);
+        refused(yaml, PD_EINVAL, "http: ");
+    }
+    accepted("listen: ['[::1]:7070', '[fe80::1%eth0]:1', 'a-b_c.example:1', '0.0.0.0:1', "
+             "'unix:/tmp/s']\nhttp: '[::]:7071'\n");
     refused("listen: "
             "['unix:/"
             "12345678901234567890123456789012345678901234567890123456789012345678901234567890123456"

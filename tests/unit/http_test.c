@@ -153,6 +153,31 @@ static void test_methods(void **state)
     }
 }
 
+/* What a proxy could read in another way ends its connection. */
+static void test_ambiguous(void **state)
+{
+    static const char *const requests[] = {
+        "GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        "GET /livez HTTP/1.1\r\nHost: x\r\ncontent-length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "0\r\n\r\nGET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /livez%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /livez%00/more HTTP/1.1\r\nHost: x\r\n\r\n",
+    };
+    struct server *server = *state;
+    for (size_t i = 0; i < PD_COUNT_OF(requests); i++) {
+        int fd = connected(server);
+        ssize_t size = (ssize_t)strlen(requests[i]);
+        assert_int_equal(send(fd, requests[i], (size_t)size, MSG_NOSIGNAL), size);
+        char *text = received(server, fd, NULL);
+        has(text, "HTTP/1.1 400 ");
+        has(text, "bad request: ");
+        assert_null(strstr(text + 1, "HTTP/1.1 ")); /* one answer */
+        close(fd);
+    }
+    has(asked(server, "GET", "/%6civez", "Content-Length: 0\r\n"), "HTTP/1.1 200 ");
+    has(asked(server, "GET", "/livez?a=%00", ""), "HTTP/1.1 200 ");
+}
+
 static void test_readiness(void **state)
 {
     struct server *server = *state;
@@ -294,6 +319,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_answers, start, stop),
         cmocka_unit_test_setup_teardown(test_methods, start, stop),
+        cmocka_unit_test_setup_teardown(test_ambiguous, start, stop),
         cmocka_unit_test_setup_teardown(test_readiness, start, stop),
         cmocka_unit_test_setup_teardown(test_metrics_formats, start, stop),
         cmocka_unit_test(test_negotiation),

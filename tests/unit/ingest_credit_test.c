@@ -219,6 +219,82 @@ static void large_blocks_complete_within_their_host(void **state)
     large_blocks_within(20 * MIB);
 }
 
+/* Calls that have used their windows up, each with a block begun. */
+struct crowd {
+    struct pd_credit_pool pool;
+    struct pd_credit credits[200];
+    uint32_t count;
+};
+
+static void make_crowd(struct crowd *crowd, uint32_t count)
+{
+    struct pd_error error;
+    pool_of(&crowd->pool, 64 * MIB);
+    crowd->count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(pd_credit_open(&crowd->credits[i], &crowd->pool, 0, UINT64_MAX, &error),
+                         0);
+        for (int n = 0; n < 4; n++) {
+            (void)pd_credit_grant(&crowd->credits[i], 0);
+            use(&crowd->credits[i], unsent(&crowd->credits[i]));
+        }
+    }
+}
+
+static void end_crowd(struct crowd *crowd)
+{
+    for (uint32_t i = 0; i < crowd->count; i++)
+        pd_credit_close(&crowd->credits[i]);
+    assert_int_equal(pd_credit_reserved_bytes(&crowd->pool), 0);
+    pd_credit_pool_fini(&crowd->pool);
+}
+
+/* As many blocks are under way at once as there is room for. */
+static void blocks_fill_their_room(void **state)
+{
+    const uint64_t block = MIB / 2;
+    struct crowd crowd;
+    uint32_t whole = 0;
+
+    (void)state;
+    make_crowd(&crowd, 200);
+    for (uint32_t i = 0; i < crowd.count; i++) {
+        (void)pd_credit_grant(&crowd.credits[i], block);
+        whole += unsent(&crowd.credits[i]) >= block;
+    }
+    print_message("%u blocks at once\n", whole);
+    assert_true(whole >= crowd.pool.all.block_bytes / block);
+    end_crowd(&crowd);
+}
+
+/* One that does not fit stands in line: small ones that come later do not pass it, and once it
+ * stands back they do. */
+static void a_large_block_has_its_turn(void **state)
+{
+    const uint64_t block = MIB / 2;
+    struct crowd crowd;
+
+    (void)state;
+    make_crowd(&crowd, 100);
+    uint64_t largest = pd_credit_block_bytes(&crowd.pool);
+    struct pd_credit *first = &crowd.credits[0], *large = &crowd.credits[1],
+                     *later = &crowd.credits[2];
+    assert_true(pd_credit_grant(first, block));
+    assert_false(pd_credit_grant(large, largest));
+    for (uint32_t i = 2; i < crowd.count; i++)
+        assert_false(pd_credit_grant(&crowd.credits[i], block));
+    pd_credit_stand_back(large);
+    assert_true(pd_credit_grant(later, block));
+    assert_false(pd_credit_grant(large, largest));
+    use(first, block);
+    pd_credit_release(first, held(first));
+    pd_credit_close(later);
+    crowd.credits[2] = crowd.credits[--crowd.count];
+    assert_true(pd_credit_grant(large, largest));
+    assert_true(unsent(large) >= largest);
+    end_crowd(&crowd);
+}
+
 static void complete_largest_block(struct pd_credit *credit)
 {
     uint64_t rest = pd_credit_block_bytes(credit->pool);
@@ -264,8 +340,17 @@ static void a_full_host_hurts_no_other(void **state)
     assert_true(pd_credit_grant(&late, 0));
     assert_true(unsent(&late) >= pool.floor_bytes);
     pd_credit_close(&greedy[0]);
+    use(&late, unsent(&late));
+    (void)pd_credit_grant(&late, pd_credit_block_bytes(&pool));
+    assert_true(unsent(&late) < pd_credit_block_bytes(&pool)); /* the other is in line */
+    assert_true(pd_credit_grant(&greedy[1], pd_credit_block_bytes(&pool)));
+    assert_true(unsent(&greedy[1]) >= pd_credit_block_bytes(&pool));
+    use(&late, unsent(&late));
+    assert_false(pd_credit_grant(&late, pd_credit_block_bytes(&pool)));
+    pd_credit_close(&greedy[1]);
+    pd_credit_release(&late, held(&late));
     complete_largest_block(&late);
-    for (uint32_t i = 1; i < GREEDY; i++)
+    for (uint32_t i = 2; i < GREEDY; i++)
         pd_credit_close(&greedy[i]);
     pd_credit_close(&late);
     pd_credit_close(&other);
@@ -280,6 +365,8 @@ int main(void)
         cmocka_unit_test(overrun_is_refused),
         cmocka_unit_test(large_blocks_complete),
         cmocka_unit_test(large_blocks_complete_within_their_host),
+        cmocka_unit_test(blocks_fill_their_room),
+        cmocka_unit_test(a_large_block_has_its_turn),
         cmocka_unit_test(a_full_host_hurts_no_other),
     };
     seed = test_seed(0);

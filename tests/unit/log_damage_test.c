@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -173,8 +174,8 @@ static void test_next_position(void **unused)
     assert_int_equal(try_open(c.dir, &log, &error), 0);
     uint64_t low = pd_log_next_position(log) - 3;
     assert_int_equal(pd_log_begin(log, &error), 0);
-    int rc = pd_log_put_sealed(log, PD_DB_META, pd_log_key_text("next"), &low, sizeof low, 0,
-                               &error);
+    int rc =
+        pd_log_put_sealed(log, PD_DB_META, pd_log_key_text("next"), &low, sizeof low, 0, &error);
     assert_int_equal(rc, 0);
     assert_int_equal(mdb_txn_commit(log->txn), 0); /* without the log's own number */
     log->txn = NULL;
@@ -229,6 +230,162 @@ static void test_lock_removed(void **unused)
     pd_log_close(second);
 }
 
+static void read_lock_cut_off(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_log_reader *reader;
+    struct pd_error error = {0};
+    char path[600];
+    default_signals();
+    PD_CHECK(try_open(dir, &log, &error) == 0);
+    snprintf(path, sizeof path, "%s/lock.mdb", dir);
+    PD_CHECK(truncate(path, 0) == 0);
+    PD_CHECK(pd_log_reader_new(log, &reader, &error) == 0);
+    (void)!pd_log_reader_begin(reader);
+    _exit(1);
+}
+
+static void test_lock_cut_off(void **unused)
+{
+    (void)unused;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* the sanitizer's handlers come first */
+#endif
+    struct seq_case c = {0};
+    char text[1024];
+    seq_case_dir(&c, "lockcut");
+    fill(c.dir);
+    assert_int_equal(seq_child_says(c.dir, read_lock_cut_off, text), 74);
+    assert_non_null(strstr(text, "log_fault"));
+    assert_non_null(strstr(text, "/lock.mdb"));
+    assert_non_null(strstr(text, "cut off"));
+}
+
+/* The log's calls land here; the flag makes the disk full. */
+static bool disk_full;
+
+int fallocate(int fd, int mode, off_t from, off_t size)
+{
+    if (!disk_full)
+        return (int)syscall(SYS_fallocate, fd, mode, from, size);
+    errno = ENOSPC;
+    return -1;
+}
+
+/* LMDB writes to lock.mdb through a map: on a full disk it must not come so far. */
+static void test_first_start_on_a_full_disk(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    char path[600];
+    seq_case_dir(&c, "full");
+    disk_full = true;
+    assert_int_equal(try_open(c.dir, &log, &error), PD_EFULL);
+    disk_full = false;
+    assert_string_equal(error.reason, "NO_SPACE");
+    assert_non_null(strstr(error.text, "/lock.mdb"));
+    assert_non_null(strstr(error.text, strerror(ENOSPC)));
+    data_path(c.dir, path);
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(try_open(c.dir, &log, &error), 0); /* nothing stays that refuses a start */
+    pd_log_close(log);
+}
+
+/* All that lock.mdb will ever hold has its blocks. */
+static void test_slots_reserved(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    struct stat file;
+    char path[600];
+    seq_case_dir(&c, "slots");
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    assert_int_equal(stat(path, &file), 0);
+    assert_true(file.st_size > PD_LOG_READERS_MAX * 64);
+    assert_true(file.st_blocks * 512 >= file.st_size);
+    pd_log_close(log);
+}
+
+static void test_lock_directory(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    char path[600];
+    seq_case_dir(&c, "lockdir");
+    fill(c.dir);
+    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(try_open(c.dir, &log, &error), PD_EIO);
+    assert_non_null(strstr(error.text, path));
+    assert_int_equal(pd_log_inspect_open(c.dir, &log, &error), PD_EIO);
+    assert_non_null(strstr(error.text, path));
+    assert_int_equal(rmdir(path), 0);
+}
+
+/* A reader beside a running packd whose lock.mdb was overwritten is told which file it is. */
+static void look_at_garbage(const char *dir)
+{
+    struct pd_log *log;
+    struct pd_error error = {0};
+    default_signals();
+    PD_CHECK(pd_log_inspect_open(dir, &log, &error) == PD_EMISMATCH);
+    fprintf(stderr, "%s\n", error.text);
+    _exit(3);
+}
+
+static void test_lock_garbage(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    uint8_t garbage[64];
+    char path[600], text[1024];
+    seq_case_dir(&c, "lockgarbage");
+    fill(c.dir);
+    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    memset(garbage, 0xa5, sizeof garbage);
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    int before = open(path, O_RDWR | O_CLOEXEC);
+    uint8_t whole[sizeof garbage];
+    assert_int_equal(pread(before, whole, sizeof whole, 0), sizeof whole);
+    assert_int_equal(pwrite(before, garbage, sizeof garbage, 0), sizeof garbage);
+    assert_int_equal(seq_child_says(c.dir, look_at_garbage, text), 3);
+    assert_non_null(strstr(text, "/lock.mdb'"));
+    assert_int_equal(pwrite(before, whole, sizeof whole, 0), sizeof whole);
+    pd_log_close(log);
+    close(before);
+}
+
+/* The files stay where they are, under another name: so does what their disk can hold. */
+static void test_renamed(void **unused)
+{
+    (void)unused;
+    struct seq_case c = {0};
+    struct pd_error error = {0};
+    struct pd_log *log;
+    char moved[600];
+    seq_case_dir(&c, "renamed");
+    assert_int_equal(try_open(c.dir, &log, &error), 0);
+    snprintf(moved, sizeof moved, "%s.moved", c.dir);
+    uint64_t limit = pd_log_limit_bytes(log);
+    assert_int_equal(limit, 64u << 20);
+    assert_int_equal(rename(c.dir, moved), 0);
+    log->looked_ns = 0; /* due */
+    assert_int_equal(pd_log_look(log, 0), UINT64_MAX);
+    assert_int_equal(pd_log_limit_bytes(log), limit);
+    pd_log_close(log);
+    assert_int_equal(rename(moved, c.dir), 0);
+}
+
 /* What packd refuses to start on, a look at it refuses, too. */
 static void test_cut_off(void **unused)
 {
@@ -250,9 +407,12 @@ static void test_cut_off(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_headers), cmocka_unit_test(test_next_position),
-        cmocka_unit_test(test_removed),      cmocka_unit_test(test_lock_removed),
-        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_page_headers),   cmocka_unit_test(test_next_position),
+        cmocka_unit_test(test_removed),        cmocka_unit_test(test_lock_removed),
+        cmocka_unit_test(test_cut_off),        cmocka_unit_test(test_lock_cut_off),
+        cmocka_unit_test(test_slots_reserved), cmocka_unit_test(test_first_start_on_a_full_disk),
+        cmocka_unit_test(test_lock_directory), cmocka_unit_test(test_lock_garbage),
+        cmocka_unit_test(test_renamed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

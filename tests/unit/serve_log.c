@@ -220,10 +220,17 @@ void pd_log_reader_end(struct pd_log_reader *reader)
     reader->open = false;
 }
 
+uint32_t pd_log_feed_number(struct pd_log *log, uint32_t feed)
+{
+    PD_CHECK(feed == 0);
+    return log->feed_number;
+}
+
 static int find_pack(struct pd_log_reader *reader, uint64_t number)
 {
     PD_CHECK(reader->open);
-    bool there = number < reader->log->pack_count && number >= reader->log->trimmed_packs;
+    bool there = reader->log->feed_number == 0 && number < reader->log->pack_count &&
+                 number >= reader->log->trimmed_packs;
     bool lost = number > 0 && number == reader->log->lost_pack;
     return there && !lost ? 0 : PD_ENOTFOUND;
 }
@@ -231,7 +238,7 @@ static int find_pack(struct pd_log_reader *reader, uint64_t number)
 int pd_log_lowest_pack(struct pd_log_reader *reader, uint32_t feed, uint64_t *number)
 {
     (void)feed;
-    *number = reader->log->trimmed_packs;
+    *number = reader->log->feed_number ? 0 : (uint64_t)reader->log->trimmed_packs;
     return *number < reader->log->pack_count ? 0 : PD_ENOTFOUND;
 }
 

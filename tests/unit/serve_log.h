@@ -29,6 +29,7 @@ struct pd_log {
     struct pd_block_head *heads;
     uint32_t block_count;
     atomic_uint_fast64_t pack_reads;
+    atomic_uint feed_number; /* but 0: another feed's, of which there are no packs */
     /* the sample (stream, seq) whose bytes do not match their digest in the next `damaged_reads`
      * reads */
     uint32_t damaged_stream;
