@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import unittest
+import warnings
 
 import numpy
 
@@ -234,6 +235,42 @@ class ProducerTest(unittest.TestCase):
             with self.assertRaisesRegex(LookupError, "OVER_LENGTH"):
                 producer.flush()
             producer.close()
+
+    def test_a_callback_that_raises_takes_nothing(self):
+        """Whoever tries again puts each sample once: of a put that raises nothing was taken, and put_many says how many."""
+        def fail(*_):
+            if fails:
+                fails.pop()
+                raise LookupError("mine")
+
+        fails = []
+        with harness.Daemon(feeds=[FEED]) as server:
+            for name, more in (("progress", {"on_progress": fail, "progress_seconds": 0}), ("reject", {"on_reject": fail})):
+                with self.subTest(name), packd.Producer(server.address, stream=name, **more) as producer:
+                    producer.put([1] * 65)
+                    harness.wait_for("the reject", lambda: producer.stats()["rejected"] == 1)
+                    for put in (lambda: producer.put([1, 2]), lambda: producer.put_many([[1], [2], [3]])):
+                        before = producer.next_seq
+                        fails.append(1)
+                        try:
+                            put()
+                        except LookupError as error:
+                            self.assertEqual((producer.next_seq, getattr(error, "taken", 0)), (before, 0))
+                        fails.clear()
+            with packd.Producer(server.address, stream="warned") as producer, warnings.catch_warnings():
+                warnings.simplefilter("error")
+                producer.put([1] * 65)
+                harness.wait_for("the reject", lambda: producer.stats()["rejected"] == 1)
+                raised = 0
+                for _ in range(3):
+                    before = producer.next_seq
+                    try:
+                        producer.put([5])
+                    except RuntimeWarning:
+                        raised += 1
+                        self.assertEqual(producer.next_seq, before)
+                producer.flush()
+                self.assertEqual((raised, producer.stats()["durable_seq"]), (1, 3))
 
     def test_a_run_goes_on_where_the_last_one_stopped(self):
         samples = [{"tokens": [n + 1] * (n % 9 + 1), "key": str(n)} for n in range(200)]

@@ -69,7 +69,7 @@ class Producer:
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
         timeout: seconds that each call may take where not told otherwise.
-        on_reject: called with a Reject inside put, flush and close; None: a RuntimeWarning for the first one, and for each a line to the
+        on_reject: called with a Reject inside put (of earlier samples), flush and close, which raise what it raises; None: a RuntimeWarning for the first one, and for each a line to the
             logger "packd". Samples are refused after put has returned; stats()["rejected"] counts those known so far, all of them after flush.
         on_progress: called inside put and flush with stats() every progress_seconds.
 
@@ -120,15 +120,21 @@ class Producer:
     def _turn(self, call: str, end: float) -> Any:
         return self._calls.turn("put", call, end)
 
-    def _call(self, function: Callable[[int, Any], int], end: float) -> None:
-        """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
+    def _call(self, function: Callable[[int, Any], int], end: float, takes: bool = False) -> None:
+        """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress.
+
+        takes: once it has succeeded nothing is told, the next call does: a callback that raises would make what was taken look refused.
+        """
         error = self._ffi.new("struct packd_error *")
 
         def slice_of(slice_ms):
             code = function(slice_ms, error)
-            self._tell()
+            if code != 0 or not takes:
+                self._tell()
             return code
 
+        if takes:
+            self._tell()
         code = _lib.in_slices(slice_of, end)
         if code == errors.Interrupted.code:
             self._calls.check_open()
@@ -148,9 +154,9 @@ class Producer:
             if self._on_reject:
                 self._on_reject(reject)
             else:
-                self._warn_once(reject)
                 _log.warning("stream %s: samples %d to %d refused: %s: %s", self.stream, reject.seq, reject.seq + reject.count - 1,
                              reject.reason, reject.text)
+                self._warn_once(reject)  # last: a filter may make it an exception
 
     def _warn_once(self, reject: Reject) -> None:
         if not self._warned:
@@ -172,7 +178,8 @@ class Producer:
                 all spans, a square; 0: not checked.
 
         Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, BAD_TENSOR, BAD_SPAN, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG),
-        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken.
+        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken, also where a
+        callback raises: it is told of what happened before this call. (Only a signal's handler may raise behind it: next_seq tells.)
         """
         array = _ragged.as_int32("tokens", tokens, 0)
         kept = [array]
@@ -200,7 +207,7 @@ class Producer:
             filler.tensors(sample, tensors or {}, len(array))
         end = _lib.deadline(timeout, self._timeout)
         with self._turn("put", end):
-            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end)
+            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end, takes=True)
             return self.next_seq - 1
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
@@ -214,7 +221,7 @@ class Producer:
             labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings. tensors: token tensors, laid out as tokens.
             timeout: seconds without any sample being taken.
 
-        Raises as put. An error's attribute `taken` says how many were taken before it.
+        Raises as put. The attribute `taken` of whatever is raised, by a callback too, says how many were taken before it.
         """
         if lengths is None and offsets is None:
             values, counts = _ragged.joined("tokens", tokens, lambda name, part: _ragged.as_int32(name, part, 0))
@@ -255,9 +262,9 @@ class Producer:
 
         def some(slice_ms, error):
             nonlocal done
-            taken[0] = 0
             code = self._lib.packd_producer_put_many(self._c, base + done, len(records) - done, slice_ms, taken, error)
             done += taken[0]
+            taken[0] = 0
             return code
 
         with self._turn("put_many", end):
@@ -265,12 +272,12 @@ class Producer:
             while done < len(records):
                 before = done
                 try:
-                    self._call(some, end)
-                except errors.Error as error:
+                    self._call(some, end, takes=True)
+                except BaseException as error:
                     if isinstance(error, errors.Timeout) and done > before:
                         end = _lib.deadline(timeout, self._timeout)
                         continue
-                    error.taken = done
+                    error.taken = done + taken[0]  # the latter: an exception of a signal's handler right behind the call
                     raise
             return first
 
