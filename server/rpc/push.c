@@ -141,6 +141,9 @@ static int charge(struct push *push, const struct pd_wire_push *found, struct pd
         return pd_error_set(error, PD_ELIMIT, "PIECE_TOO_LARGE",
                             "a piece of %zu bytes; max_piece_bytes is %" PRIu64,
                             found->body.size_bytes, push_piece_bytes_max(push));
+    if (push->withheld)
+        return pd_error_set(error, PD_ELIMIT, "CREDIT",
+                            "a block, with 0 bytes granted: wait for an Ack that grants some");
     return pd_credit_use(&push->credit, found->head.size_bytes + found->body.size_bytes, error);
 }
 

@@ -56,7 +56,8 @@ bool push_grant(struct push *push)
     } else if (!lane_takes(push)) {
         pd_credit_stand_back(&push->credit);
     } else {
-        grew = pd_credit_grant(&push->credit, push_rest(push));
+        grew = pd_credit_grant(&push->credit, push_rest(push)) || push->withheld;
+        push->withheld = false;
         if (!grew && pd_credit_is_short(&push->credit, push_rest(push))) {
             push->why = PACKD__V1__LOG_STATE__LOG_INGEST_MEMORY;
             push->peer_full = pd_credit_host_is_full(&push->credit);
@@ -92,8 +93,8 @@ void push_note_throttled(struct push *push)
 {
     uint64_t now_ns = pd_clock_mono_ns();
     const struct pd_credit *credit = &push->credit;
-    bool short_of =
-        credit->granted_bytes == credit->used_bytes || pd_credit_is_short(credit, push_rest(push));
+    bool short_of = push->withheld || credit->granted_bytes == credit->used_bytes ||
+                    pd_credit_is_short(credit, push_rest(push));
     bool throttled = push->why != PACKD__V1__LOG_STATE__LOG_OK && !push->half_closed && short_of;
 
     if (throttled && push->throttled_since_ns > 0)
@@ -114,6 +115,11 @@ uint64_t push_piece_bytes_max(const struct push *push)
     return pd_min_u64(push->rules.block_bytes_max, PD_RPC_PIECE_BYTES_MAX);
 }
 
+static uint64_t credit_told(const struct push *push)
+{
+    return push->withheld ? 0 : push->credit.granted_bytes;
+}
+
 static void send_welcome(struct push *push)
 {
     Packd__V1__PushResponse response = PACKD__V1__PUSH_RESPONSE__INIT;
@@ -121,17 +127,21 @@ static void send_welcome(struct push *push)
     struct pd_rpc *rpc = push_rpc(push);
 
     push->welcome_due = false;
+    push->withheld = true;
     (void)push_grant(push);
     /* What is told as the largest message can be sent with the first credit: a call that cannot
-     * send would not be seen to need more. */
-    uint64_t half = push->credit.granted_bytes > 0 ? push->credit.granted_bytes / 2 : UINT64_MAX;
+     * send would not be seen to need more. So the first credit is set apart even where it cannot be
+     * told yet. */
+    if (push->withheld)
+        (void)pd_credit_grant(&push->credit, 0);
+    uint64_t half = push->credit.granted_bytes / 2;
     welcome.log_id = (char *)pd_log_id(rpc->options.log);
     welcome.incarnation = rpc->incarnation;
     welcome.durability = rpc->options.config->durability == PD_DURABILITY_FSYNC
                              ? PACKD__V1__DURABILITY__DURABILITY_FSYNC
                              : PACKD__V1__DURABILITY__DURABILITY_PROCESS;
     welcome.next_seq = push->durable_seq;
-    welcome.credit_bytes = push->credit.granted_bytes;
+    welcome.credit_bytes = credit_told(push);
     welcome.why = push->why;
     push->piece_bytes_told = pd_min_u64(push_piece_bytes_max(push), half);
     welcome.max_piece_bytes = push->piece_bytes_told;
@@ -169,7 +179,7 @@ static void send_ack(struct push *push)
     push->ack_due = false;
     (void)push_grant(push);
     ack.durable_seq = push->durable_seq;
-    ack.credit_bytes = push->credit.granted_bytes;
+    ack.credit_bytes = credit_told(push);
     ack.why = push->why;
     if (push->why == PACKD__V1__LOG_STATE__LOG_STALLED) {
         pd_waiting_stall(&stall, &push->stall);

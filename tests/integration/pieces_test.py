@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 import unittest
 
 import numpy as np
@@ -84,6 +85,17 @@ class Following(peer.Push):
         self.next_seq += len(samples)
 
 
+def train(address, over):
+    """Fetches and commits; once `over` is set only to the end of the feed."""
+    opened = peer.open_job(address)
+    fetch = peer.Fetch(address, opened)
+    with peer.channel(address) as channel:
+        while (batch := fetch.next()) is not None:
+            if not over.is_set():
+                peer.rpc.FeedStub(channel).Commit(pb.CommitRequest(job="train", log_id=opened.log_id, generation=opened.generation, step=batch.header.step,
+                                                                   fetched=batch.header.step), timeout=60)
+
+
 class ServerTest(unittest.TestCase):
     def test_a_late_stream_sends_larger_pieces_once_its_credit_grew(self):
         extra = {"memory": {"ingest": "16MiB"}}
@@ -109,6 +121,41 @@ class ServerTest(unittest.TestCase):
             stock.wait_durable(stock.next_seq)
             for one in (late, stock, *early):
                 one.close()
+
+    def test_what_a_full_log_promises_is_kept(self):
+        """Welcome with credit 0 tells limits, too: the first credit covers them, however many streams were told so."""
+        extra = {"memory": {"ingest": "4MiB"}, "log": {"max_bytes": "16MiB", "durability": "process"}}
+        with harness.Daemon(feeds=[{"name": "default", "seq_len": 1024, "window": 32, "jobs": [{"name": "train", "retain": {"commits": 1}}]}], extra=extra) as packd:
+            fill = peer.Push(packd.address, stream="fill")
+            fill.welcome()
+            while fill.credit_bytes > fill.sent_bytes + (1 << 14):
+                fill.block([[7] * 1024] * 2)
+                fill.wait_durable(fill.next_seq)
+            waiting = [peer.Push(packd.address, stream=f"w{i}") for i in range(40)]
+            welcomes = [one.welcome() for one in waiting]
+            for welcome in welcomes:
+                self.assertEqual(welcome.credit_bytes, 0)
+                self.assertNotEqual(welcome.why, pb.LOG_OK)
+            liar = peer.Push(packd.address, stream="liar")
+            liar.welcome()
+            liar.credit_bytes = 1 << 20
+            liar.block([[7] * 10])
+            self.assertEqual(peer.error_detail(liar.fails()).reason, "CREDIT")
+            over = threading.Event()
+            trainer = threading.Thread(target=train, args=(packd.address, over))
+            trainer.start()
+            for one, welcome in zip(waiting, welcomes):
+                while one.credit_bytes == 0:
+                    one.read()
+                self.assertGreaterEqual(one.credit_bytes, welcome.max_piece_bytes + welcome.max_head_bytes)
+                one.block([[7] * (welcome.max_piece_bytes // 4)])
+                one.wait_durable(1)
+            over.set()
+            for one in (fill, *waiting):
+                one.close()
+            peer.end_feed(packd.address)
+            trainer.join(harness.DEADLINE_S)
+            self.assertFalse(trainer.is_alive())
 
 
 if __name__ == "__main__":
