@@ -189,6 +189,65 @@ class CallsTest(unittest.TestCase):
         self.assertTrue(closing._calls._freed)
 
 
+class Alarm(BaseException):
+    """What a signal's handler raises."""
+
+
+class SignalTest(unittest.TestCase):
+    """A handler that raises at any moment of a call leaves an object that can be used, closed and freed; also while the exception lives on."""
+
+    ROUNDS = 5000 if os.environ.get("PACKD_FULL") else 700
+
+    def setUp(self):
+        self.server = harness.Daemon(feeds=[FEED]).start()
+        self.addCleanup(self.server.stop)
+        self.armed, self.kept = False, []
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, self.ring))
+
+    def ring(self, *_):
+        if self.armed:
+            self.armed = False
+            raise Alarm
+
+    def interrupted(self, call):
+        """call() again and again until the alarm ends it."""
+        try:
+            self.armed = True
+            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(0.00001, 0.0005))
+            while True:
+                call()
+        except Alarm as alarm:
+            self.kept = self.kept[-3:] + [alarm]
+
+    def rounds(self, opened, call):
+        seed = int(numpy.random.SeedSequence().entropy) % (1 << 32)
+        print("seed", seed)
+        self.random = numpy.random.default_rng(seed)
+        for _ in range(self.ROUNDS):
+            self.interrupted(call)
+            call()
+        opened.close(*[0] * isinstance(opened, packd.Producer))
+        self.assertTrue(opened._calls._freed)
+
+    def test_fetch(self):
+        job = packd.Job(self.server.address, job="j", reader=True)
+
+        def fetch():
+            with self.assertRaises(packd.Timeout) as caught:
+                job.fetch(0)
+            self.assertNotEqual(caught.exception.reason, "BUSY")
+
+        self.rounds(job, fetch)
+
+    def test_info(self):
+        job = packd.Job(self.server.address, job="j", reader=True)
+        self.rounds(job, lambda: job.info)
+
+    def test_put(self):
+        producer = packd.Producer(self.server.address, stream="s")
+        self.rounds(producer, lambda: producer.put([1, 2, 3], timeout=LONG))
+
+
 class ConnectionTest(unittest.TestCase):
     """What is refused before anything is dialled."""
 

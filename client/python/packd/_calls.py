@@ -1,7 +1,7 @@
 """The calls under way on one object of libpackd: who takes turns with whom, and when the object may be freed.
 
-libpackd's close must be the last call on an object, and nobody may be inside another one then. So every use of the C pointer stands
-between enter() and leave(), whoever closes only marks the object closed and stops what runs, and the last to leave frees it:
+libpackd's close must be the last call on an object, and nobody may be inside another one then. So every use of the C pointer is a
+function given to looking() or turn(), whoever closes only marks the object closed and stops what runs, and the last to leave frees it:
 
     close() by another thread    stops the calls under way, waits until they have left (CLOSE_SECONDS at most), frees
     close() inside a callback    returns at once; the call that the callback runs in frees when it returns, and whoever uses the object
@@ -10,31 +10,41 @@ between enter() and leave(), whoever closes only marks the object closed and sto
 
 Calls that must not run beside each other name a lane and wait for it until their own deadline. A thread that has the lane already (it
 is inside a callback) is refused: the call would wait for itself.
+
+A signal's handler may raise between any two steps of Python, also in a `finally`. So a use counts as long as its own lock is locked, by a
+`with` on the bare lock, which CPython enters and leaves without looking for signals, and it has its lane no longer than that. Tidying up
+and waking others behind it may be missed: whoever comes next tidies up, and waits look again every WAIT_SECONDS.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from packd import _lib, errors
 
 CLOSE_SECONDS = 10.0
+WAIT_SECONDS = 0.1
+
+Result = TypeVar("Result")
 
 
 class Calls:
     """Guards one C object. All methods may be called from any thread, close() also by a finalizer."""
 
     def __init__(self, name: str, stop: Callable[[], None], free: Callable[[], None], facts: Mapping[str, Any]):
-        """name: "job train", for texts. stop: makes the blocking calls return, at any time before free. facts: of the errors."""
+        """name: "job train", for texts. stop: makes the blocking calls return, at any time before free. facts: of the errors.
+
+        free: a function in C (functools.partial of one): no signal's handler runs before it then.
+        """
         self._name, self._stop, self._free, self._facts = name, stop, free, dict(facts)
         self._forks = _lib.fork_count()
-        self._change = threading.Condition()  # re-entrant: a signal's handler may close
-        self._inside: dict[Any, int] = {}     # calls by thread, or by the token of one on a thread of its own
-        self._lanes: dict[str, tuple[int, str, str]] = {}  # lane: (thread, its name, the call)
+        self._guard = threading.RLock()           # re-entrant: a signal's handler may close
+        self._inside: dict[Any, int | None] = {}  # thread by the lock of its use, under way while that is locked; None: a close
+        self._lanes: dict[str, tuple[Any, int, str, str]] = {}  # lane: (the lock of its use, thread, its name, the call)
+        self._waiting: set[Any] = set()           # locks that are released to wake who waits
         self._closed = self._freeing = self._freed = False
 
     @property
@@ -42,98 +52,96 @@ class Calls:
         """Whether close() has been called; the object may still be there for those inside."""
         return self._closed
 
-    def enter(self, who: Any = None) -> None:
-        """Begins a use of the C object by this thread (or `who`). Closed, Forked."""
-        if self._forks != _lib.fork_count():  # before the lock: another thread may have held it at the fork
-            raise errors.Forked(f"{self._name} was opened before this process was forked", **self._facts)
-        who = threading.get_ident() if who is None else who
-        with self._change:
-            self.check_open()
-            self._inside[who] = self._inside.get(who, 0) + 1
-
-    def leave(self, who: Any = None) -> None:
-        """Ends it; the last one to leave a closed object frees it."""
-        who = threading.get_ident() if who is None else who
-        with self._change:
-            self._inside[who] -= 1
-            if not self._inside[who]:
-                del self._inside[who]
-            last = self._closed and not self._inside and not self._freeing
-            self._freeing |= last
-        if last:
-            try:
-                self._free()
-            finally:
-                with self._change:
-                    self._freed = True
-                    self._change.notify_all()
-
     @property
     def mine(self) -> bool:
         """Whether this thread is inside a call: asked by a callback."""
-        return threading.get_ident() in self._inside
+        me = threading.get_ident()
+        return any(thread == me and lock.locked() for lock, thread in list(self._inside.items()))
 
     def check_open(self) -> None:
         """Closed."""
         if self._closed:
             raise errors.Closed(f"{self._name} has been closed", **self._facts)
 
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """A use that does not block."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
+    def looking(self, function: Callable[[], Result]) -> Result:
+        """function(), a use that does not block. Closed, Forked."""
+        return self._use(lambda _lock: function())
 
-    @contextmanager
-    def turn(self, lane: str, call: str, end: float) -> Iterator[None]:
-        """A use that has `lane` for itself. end: by time.monotonic(). Timeout: names who has it; InvalidArgument (NESTED_CALL)."""
-        self.enter()
+    def turn(self, lane: str, call: str, end: float, function: Callable[[], Result]) -> Result:
+        """function(), a use that has `lane` for itself. end: by time.monotonic(). Timeout: names who has it; InvalidArgument (NESTED_CALL)."""
+        def taken(lock):
+            self._take(lane, lock, call, end)
+            return function()
+
+        return self._use(taken)
+
+    def _use(self, function: Callable[[Any], Result]) -> Result:
+        if self._forks != _lib.fork_count():  # before any lock: another thread may have held it at the fork
+            raise errors.Forked(f"{self._name} was opened before this process was forked", **self._facts)
+        self.check_open()
+        lock = threading.Lock()
         try:
-            self._take(lane, call, end)
+            with lock:
+                self._inside[lock] = threading.get_ident()
+                self.check_open()  # again: whoever closes marks it before looking who is inside
+                return function(lock)
+        finally:
+            self._left()
+
+    def _take(self, lane: str, lock: Any, call: str, end: float) -> None:
+        me, name, begun = threading.get_ident(), threading.current_thread().name, time.monotonic()
+        while True:
+            with self._guard:
+                holder, thread, thread_name, held = self._lanes.get(lane, (None, 0, "", ""))
+                if holder is None or not holder.locked():
+                    self._lanes[lane] = lock, me, name, call
+                    return
+            if thread == me:
+                raise errors.InvalidArgument(f"{self._name}: {call}() inside a callback of {held}() would wait for itself: let the callback "
+                                             "return and call it then", reason="NESTED_CALL", **self._facts)
+            left = end - time.monotonic()
+            if left <= 0:
+                raise errors.Timeout(f"{self._name}: {call}() has waited {time.monotonic() - begun:.1f} s for the {held}() of thread {thread_name!r} "
+                                     "to end: they take turns", reason="BUSY", **self._facts)
+            self._wait(left, holder.locked)
+            self.check_open()
+
+    def _wait(self, seconds: float, still: Callable[[], bool]) -> None:
+        """Until somebody leaves or closes, WAIT_SECONDS at most; not at all where `still` is no longer so."""
+        waker = threading.Lock()
+        waker.acquire()
+        self._waiting.add(waker)
+        try:
+            if still():
+                waker.acquire(timeout=min(seconds, WAIT_SECONDS))
+        finally:
+            self._waiting.discard(waker)
+
+    def _wake(self) -> None:
+        while self._waiting:
             try:
-                yield
-            finally:
-                with self._change:
-                    del self._lanes[lane]
-                    self._change.notify_all()
-        finally:
-            self.leave()
+                self._waiting.pop().release()
+            except KeyError:  # another thread has woken the last one
+                return
 
-    def _take(self, lane: str, call: str, end: float) -> None:
-        me, begun = threading.get_ident(), time.monotonic()
-        with self._change:
-            while lane in self._lanes:
-                holder, holder_name, held = self._lanes[lane]
-                if holder == me:
-                    raise errors.InvalidArgument(f"{self._name}: {call}() inside a callback of {held}() would wait for itself: let the callback "
-                                                 "return and call it then", reason="NESTED_CALL", **self._facts)
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise errors.Timeout(f"{self._name}: {call}() has waited {time.monotonic() - begun:.1f} s for the {held}() of thread {holder_name!r} "
-                                         "to end: they take turns", reason="BUSY", **self._facts)
-                self._change.wait(left)
-                self.check_open()
-            self._lanes[lane] = me, threading.current_thread().name, call
+    def _left(self) -> None:
+        """Behind a use: forgets those that are over, wakes who waits, and frees a closed object that nobody is inside of."""
+        with self._guard:
+            for lock in [lock for lock in list(self._inside) if not lock.locked()]:
+                self._inside.pop(lock, None)
+            for lane in [lane for lane, (lock, *_) in list(self._lanes.items()) if not lock.locked()]:
+                self._lanes.pop(lane, None)
+            if self._closed and not self._inside and not self._freeing:
+                try:
+                    self._freeing = True
+                    self._free()
+                finally:
+                    self._freed = True
+        self._wake()
 
     def in_thread(self, function: Callable[[], int]) -> int:
         """_lib.in_thread(function), a use of its own that counts until function has returned, also where nobody waits any more."""
-        token = object()
-        self.enter(token)
-
-        def counted() -> int:
-            try:
-                return function()
-            finally:
-                self.leave(token)
-
-        try:
-            return _lib.in_thread(counted)
-        except _lib.NoThread:
-            self.leave(token)
-            raise
+        return _lib.in_thread(lambda: self.looking(function))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Marks it closed, stops what runs, and waits until the last one has left and freed it; inside a callback it does not wait.
@@ -142,18 +150,16 @@ class Calls:
         """
         if self._forks != _lib.fork_count():
             return
-        end, me = time.monotonic() + seconds, object()
-        with self._change:
-            first = not self._closed
-            self._closed = True
-            if first:
-                self._inside[me] = 1
-            self._change.notify_all()  # whoever waits for a turn
-        if first:
-            try:
+        end, lock = time.monotonic() + seconds, threading.Lock()
+        with lock:
+            with self._guard:
+                self._inside[lock] = None
+                self._closed = True
+                freeing = self._freeing
+            self._wake()
+            if not freeing:
                 self._stop()
-            finally:
-                self.leave(me)
-        with self._change:
-            while not self._freed and not self.mine and (left := end - time.monotonic()) > 0:
-                self._change.wait(left)
+        self._left()
+        while not self._freed and not self.mine and (left := end - time.monotonic()) > 0:
+            self._wait(left, lambda: not self._freed)
+            self._left()

@@ -11,6 +11,7 @@ the GIL. Reconnecting and resuming is libpackd's as well: fetch() either returns
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -97,7 +98,7 @@ class Job:
                  client: str | None = None, on_waiting: Callable[[dict], None] | None = None,
                  on_commit_needed: Callable[[dict], None] | None = None, memory: Memory | None = None):
         for name, value, choices in (("labels", labels, LABELS), ("arrays", arrays, ARRAYS), ("start", start, ("commit", "first"))):
-            if value not in choices:
+            if not isinstance(value, str) or value not in choices:
                 raise errors.InvalidArgument(f"{name}={value!r}: expected one of {list(choices)}", reason="BAD_RANGE")
         self._timeout = timeout
         self._on_waiting, self._on_commit_needed = on_waiting, on_commit_needed
@@ -112,6 +113,7 @@ class Job:
         self._ffi, self._lib = _lib.opening()
         self._hooks = _hooks(self._ffi, memory) if memory is not None else None
         if resume_step is not None:
+            _lib.whole("resume_step", resume_step, -1)
             start = "resume" if resume_step >= 0 else "first"
         numbers = {"dp_size": dp_size, "dp_rank": dp_rank, "rows": rows, "accum": accum, "step_packs": step_packs,
                    "segment_multiple": segment_multiple, "commit_every": commit_every, "prefetch_batches": prefetch,
@@ -127,7 +129,7 @@ class Job:
             options.c.memory_alloc, options.c.memory_free = self._hooks
         lib, forks, hooks = self._lib, _lib.fork_count(), self._hooks
         c = self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, forks, hooks), self._facts(None))
-        self._calls = Calls(f"job {self.job}", lambda: lib.packd_job_stop(c), lambda: _shut(lib, c, forks, hooks), self._facts(None))
+        self._calls = Calls(f"job {self.job}", lambda: lib.packd_job_stop(c), functools.partial(lib.packd_job_close, c), self._facts(None))
         weakref.finalize(self, self._calls.close)
 
     def _facts(self, step: int | None) -> dict[str, Any]:
@@ -141,21 +143,23 @@ class Job:
         InvalidArgument (NESTED_CALL) inside a callback.
         """
         end = _lib.deadline(timeout, self._timeout)
-        with self._calls.turn("fetch", "fetch", end):
-            ffi = self._ffi
-            out, error = ffi.new("const struct packd_batch **"), ffi.new("struct packd_error *")
+        return self._calls.turn("fetch", "fetch", end, lambda: self._fetch(end))
 
-            def look(slice_ms):
-                code = self._lib.packd_job_next(self._c, slice_ms, out, error)
-                if code != 0:  # a callback that raises must not cost a batch
-                    self._tell()
-                return code
+    def _fetch(self, end: float) -> Batch:
+        ffi = self._ffi
+        out, error = ffi.new("const struct packd_batch **"), ffi.new("struct packd_error *")
 
-            self._tell()
-            code = _lib.in_slices(look, end)
-            if code != 0:
-                raise _lib.raised(ffi, error, code, **self._facts(self.info["next_step"]))
-            return _view.batch_of(ffi, self._lib, out[0], self._hooks)
+        def look(slice_ms):
+            code = self._lib.packd_job_next(self._c, slice_ms, out, error)
+            if code != 0:  # a callback that raises must not cost a batch
+                self._tell()
+            return code
+
+        self._tell()
+        code = _lib.in_slices(look, end)
+        if code != 0:
+            raise _lib.raised(ffi, error, code, **self._facts(self.info["next_step"]))
+        return _view.batch_of(ffi, self._lib, out[0], self._hooks)
 
     def __iter__(self) -> Iterator[Batch]:
         """fetch() until the feed (or `steps`) ends."""
@@ -174,13 +178,15 @@ class Job:
         thread commits), InvalidArgument (BAD_RANGE: not an integer; NumPy's and torch's are fine).
         """
         step, end = _lib.whole("commit of step", step), _lib.deadline(timeout, self._timeout)
-        with self._calls.turn("commit", "commit", end):
-            error = self._ffi.new("struct packd_error *")
-            code = self._calls.in_thread(lambda: self._lib.packd_job_commit(self._c, step, _lib.left_ms(end), error))
-            if code == errors.Interrupted.code:
-                self._calls.check_open()
-            if code != 0:
-                raise _lib.raised(self._ffi, error, code, **self._facts(step))
+        self._calls.turn("commit", "commit", end, lambda: self._commit(step, end))
+
+    def _commit(self, step: int, end: float) -> None:
+        error = self._ffi.new("struct packd_error *")
+        code = self._calls.in_thread(lambda: self._lib.packd_job_commit(self._c, step, _lib.left_ms(end), error))
+        if code == errors.Interrupted.code:
+            self._calls.check_open()
+        if code != 0:
+            raise _lib.raised(self._ffi, error, code, **self._facts(step))
 
     def _tell(self) -> None:
         """The user's callbacks, on this thread, when there is news."""
@@ -199,8 +205,7 @@ class Job:
 
     def _look(self, kind: str, function: Any) -> dict[str, Any]:
         state = self._ffi.new(f"struct {kind} *")
-        with self._calls.looking():
-            function(self._c, state)
+        self._calls.looking(lambda: function(self._c, state))
         return _lib.plain(self._ffi, state[0])
 
     @property
@@ -232,8 +237,7 @@ class Job:
 
     def interrupt(self) -> None:
         """Ends the fetch() of another thread with Interrupted."""
-        with self._calls.looking():
-            self._lib.packd_job_interrupt(self._c)
+        self._calls.looking(lambda: self._lib.packd_job_interrupt(self._c))
 
     def close(self) -> None:
         """Stops and frees; batches stay valid. Ends the calls of other threads first; a commit that Ctrl-C left is given up.

@@ -11,6 +11,7 @@ wait: the next run goes on at the server's next_seq.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -110,15 +111,16 @@ class Producer:
         callback = ffi.callback("void(void *, const struct packd_reject *)", note)
         options.c.on_reject = callback
         c = self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
-        self._calls = Calls(f"producer of stream {self.stream}", lambda: lib.packd_producer_stop(c), lambda: _shut(lib, c, forks, callback),
-                            self._facts())
+        self._calls = Calls(f"producer of stream {self.stream}", lambda: lib.packd_producer_stop(c),
+                            functools.partial(lib.packd_producer_close, c, 0, ffi.NULL), self._facts())
+        self._calls.callback = callback  # lives until the object is freed
         weakref.finalize(self, self._calls.close)
 
     def _facts(self) -> dict[str, Any]:
         return {"server": self.server, "feed": self.feed, "stream": self.stream}
 
-    def _turn(self, call: str, end: float) -> Any:
-        return self._calls.turn("put", call, end)
+    def _turn(self, call: str, end: float, function: Callable[[], Any]) -> Any:
+        return self._calls.turn("put", call, end, function)
 
     def _call(self, function: Callable[[int, Any], int], end: float, takes: bool = False) -> None:
         """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress.
@@ -206,9 +208,11 @@ class Producer:
             filler.spans(sample, spans, merge)
             filler.tensors(sample, tensors or {}, len(array))
         end = _lib.deadline(timeout, self._timeout)
-        with self._turn("put", end):
-            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end, takes=True)
-            return self.next_seq - 1
+        return self._turn("put", end, lambda: self._put(sample, end))
+
+    def _put(self, sample: Any, end: float) -> int:
+        self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end, takes=True)
+        return self._lib.packd_producer_next_seq(self._c) - 1
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
                  weights: Any = None, keys: Sequence[bytes | str] | None = None, groups: Sequence[bytes | str] | None = None,
@@ -267,7 +271,8 @@ class Producer:
             taken[0] = 0
             return code
 
-        with self._turn("put_many", end):
+        def all_of_them():
+            nonlocal end
             first = self.next_seq
             while done < len(records):
                 before = done
@@ -280,6 +285,8 @@ class Producer:
                     error.taken = done + taken[0]  # the latter: an exception of a signal's handler right behind the call
                     raise
             return first
+
+        return self._turn("put_many", end, all_of_them)
 
     @staticmethod
     def _address(array: numpy.ndarray) -> int:
@@ -345,45 +352,43 @@ class Producer:
         self._flush("flush", _lib.deadline(timeout, self._timeout))
 
     def _flush(self, call: str, end: float) -> None:
-        with self._turn(call, end):
-            self._call(lambda ms, error: self._lib.packd_producer_flush(self._c, ms, error), end)
+        self._turn(call, end, lambda: self._call(lambda ms, error: self._lib.packd_producer_flush(self._c, ms, error), end))
 
     def end_stream(self, timeout: float | None = None) -> None:
         """flush, then ends the stream for good."""
         end = _lib.deadline(timeout, self._timeout)
-        with self._turn("end_stream", end):
-            self._call(lambda ms, error: self._lib.packd_producer_end_stream(self._c, ms, error), end)
+        self._turn("end_stream", end, lambda: self._call(lambda ms, error: self._lib.packd_producer_end_stream(self._c, ms, error), end))
 
     def end_feed(self, timeout: float | None = None) -> bool:
         """flush, then ends the whole feed, whoever else pushes to it. True: it had ended before."""
-        end, ffi = _lib.deadline(timeout, self._timeout), self._ffi
+        end = _lib.deadline(timeout, self._timeout)
         self._flush("end_feed", end)
-        with self._turn("end_feed", end):
-            error, already = ffi.new("struct packd_error *"), ffi.new("bool *")
-            code = self._calls.in_thread(lambda: self._lib.packd_producer_end_feed(self._c, _lib.left_ms(end), already, error))
-            if code == errors.Interrupted.code:
-                self._calls.check_open()
-            if code != 0:
-                raise _lib.raised(ffi, error, code, **self._facts())
-            return bool(already[0])
+        return self._turn("end_feed", end, lambda: self._end_feed(end))
+
+    def _end_feed(self, end: float) -> bool:
+        ffi = self._ffi
+        error, already = ffi.new("struct packd_error *"), ffi.new("bool *")
+        code = self._calls.in_thread(lambda: self._lib.packd_producer_end_feed(self._c, _lib.left_ms(end), already, error))
+        if code == errors.Interrupted.code:
+            self._calls.check_open()
+        if code != 0:
+            raise _lib.raised(ffi, error, code, **self._facts())
+        return bool(already[0])
 
     def stats(self) -> dict[str, Any]:
         """struct packd_producer_stats: next_seq, first_seq, durable_seq, rejected, duplicates, buffered_bytes, waiting, log_id, ..."""
         stats = self._ffi.new("struct packd_producer_stats *")
-        with self._calls.looking():
-            self._lib.packd_producer_stats(self._c, stats)
+        self._calls.looking(lambda: self._lib.packd_producer_stats(self._c, stats))
         return _lib.plain(self._ffi, stats[0])
 
     @property
     def next_seq(self) -> int:
         """Seq of the next sample put; at first, where the server stood."""
-        with self._calls.looking():
-            return self._lib.packd_producer_next_seq(self._c)
+        return self._calls.looking(lambda: self._lib.packd_producer_next_seq(self._c))
 
     def interrupt(self) -> None:
         """Ends the blocking call of another thread with Interrupted."""
-        with self._calls.looking():
-            self._lib.packd_producer_interrupt(self._c)
+        self._calls.looking(lambda: self._lib.packd_producer_interrupt(self._c))
 
     def close(self, timeout: float | None = None) -> None:
         """flush with this timeout (0: give up what is not durable), then frees in any case. A repeat is fine.
