@@ -34,12 +34,13 @@ Result = TypeVar("Result")
 class Calls:
     """Guards one C object. All methods may be called from any thread, close() also by a finalizer."""
 
-    def __init__(self, name: str, stop: Callable[[], None], free: Callable[[], None], facts: Mapping[str, Any]):
+    def __init__(self, name: str, stop: Callable[[], None], free: Callable[[], None], facts: Mapping[str, Any], kept: Any):
         """name: "job train", for texts. stop: makes the blocking calls return, at any time before free. facts: of the errors.
 
-        free: a function in C (functools.partial of one): no signal's handler runs before it then.
+        free: a function in C (functools.partial of one): no signal's handler runs before it then. kept: what must live until it has returned.
         """
         self._name, self._stop, self._free, self._facts = name, stop, free, dict(facts)
+        self._kept = kept
         self._forks = _lib.fork_count()
         self._guard = threading.RLock()           # re-entrant: a signal's handler may close
         self._inside: dict[Any, int | None] = {}  # thread by the lock of its use, under way while that is locked; None: a close

@@ -80,6 +80,8 @@ def _load() -> tuple[Any, Any]:
     ffi = cffi.FFI()
     header, version = _header()
     ffi.cdef(header)
+    for name in re.findall(r"^struct (\w+) \{", header, flags=re.M):  # now: one that a signal's handler interrupts later stays half made
+        ffi.sizeof(f"struct {name}")
     try:
         lib = ffi.dlopen(str(path))
         found = text(ffi, lib.packd_version())

@@ -129,7 +129,7 @@ class Job:
             options.c.memory_alloc, options.c.memory_free = self._hooks
         lib, forks, hooks = self._lib, _lib.fork_count(), self._hooks
         c = self._c = _lib.opened(lib.packd_job_open, options, "packd_job", lambda c: _shut(lib, c, forks, hooks), self._facts(None))
-        self._calls = Calls(f"job {self.job}", lambda: lib.packd_job_stop(c), functools.partial(lib.packd_job_close, c), self._facts(None))
+        self._calls = Calls(f"job {self.job}", lambda: lib.packd_job_stop(c), functools.partial(lib.packd_job_close, c), self._facts(None), hooks)
         weakref.finalize(self, self._calls.close)
 
     def _facts(self, step: int | None) -> dict[str, Any]:

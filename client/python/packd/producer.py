@@ -112,8 +112,7 @@ class Producer:
         options.c.on_reject = callback
         c = self._c = _lib.opened(lib.packd_producer_open, options, "packd_producer", lambda c: _shut(lib, c, forks, callback), self._facts())
         self._calls = Calls(f"producer of stream {self.stream}", lambda: lib.packd_producer_stop(c),
-                            functools.partial(lib.packd_producer_close, c, 0, ffi.NULL), self._facts())
-        self._calls.callback = callback  # lives until the object is freed
+                            functools.partial(lib.packd_producer_close, c, 0, ffi.NULL), self._facts(), callback)
         weakref.finalize(self, self._calls.close)
 
     def _facts(self) -> dict[str, Any]:
