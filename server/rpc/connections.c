@@ -32,6 +32,8 @@
 #define CONNECTIONS_DEFAULT_MAX 8192u
 /* HTTP connections (64), the log, certificates, gRPC's and libuv's own, a device's driver. */
 #define OWN_DESCRIPTORS 192u
+/* A start without clients takes two dozen: with fewer than these nobody could come in. */
+#define DESCRIPTORS_LEAST 40u
 #define DESCRIPTORS_EACH 2u
 #define DESCRIPTORS_SPARE 4096u
 /* Of those that end, looked at in one look: for a newcomer where all is full, and at a tick. */
@@ -83,6 +85,12 @@ static int set_limits(struct pd_connections *c, const struct pd_config *config,
 {
     struct rlimit limit;
     uint64_t descriptors = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+    if (descriptors < DESCRIPTORS_LEAST)
+        return pd_error_set(error, PD_EINVAL, "DESCRIPTORS",
+                            "with %llu descriptors (RLIMIT_NOFILE) there is room for no connection "
+                            "beside packd's own files; raise LimitNOFILE (ulimit -n) to at least "
+                            "%u, better 1024",
+                            (unsigned long long)descriptors, DESCRIPTORS_LEAST);
     c->max[PD_DOOR_ADMIN] = door_max(config, PD_DOOR_ADMIN);
     c->max[PD_DOOR_HEALTH] = door_max(config, PD_DOOR_HEALTH);
     uint32_t carried = carried_by(descriptors, c->max[PD_DOOR_ADMIN] + c->max[PD_DOOR_HEALTH]);

@@ -220,6 +220,13 @@ class CapTest(Case):
             packd.start()
         self.assertRegex(str(caught.exception), r"limits.connections is 1000; with 256 descriptors .* room for 64")
 
+    def test_descriptors_for_nobody_are_a_start_error(self):
+        with self.assertRaises(AssertionError) as caught:
+            harness.Daemon(program=self.limited(28)).start()
+        self.assertRegex(str(caught.exception), r"with 28 descriptors .* room for no connection .* at least 40")
+        with harness.Daemon(program=self.limited(40)) as packd, channel(packd.address) as made:
+            self.assertEqual(code_of(lambda: status(made)), CODE.OK)
+
 
 class DescriptorsTest(Case):
     def test_want_of_descriptors_ends_no_listener(self):

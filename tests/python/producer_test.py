@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import unittest
+import warnings
 
 import numpy
 
@@ -105,11 +106,29 @@ class ProducerTest(unittest.TestCase):
             (dict(tokens=[1], tensors={"a": numpy.zeros(1, complex)}), "BAD_TENSOR", "tensor a: values of complex128"),
             (dict(tokens=[1], tensors={"a": packd.Tensor([1.0], axis="row")}), "BAD_TENSOR", "axis='row': expected one of .'token'"),
             (dict(tokens=[1], tensors={"a": packd.Tensor(numpy.zeros((1, 1, 1, 1, 1)), axis="ragged")}), "BAD_TENSOR", "at most 3 dimensions"),
+            (dict(tokens=[1], weight="x"), "BAD_WEIGHT", "weight 'x': expected a number"),
+            (dict(tokens=[1], weight=1e300), "BAD_WEIGHT", "fits float32"),
+            (dict(tokens=[1], key="\ud800"), "BAD_NAME", "key .*surrogate"),
+            (dict(tokens=[1], tensors={"\ud800": [1]}), "BAD_NAME", "tensors: the name .*surrogate"),
+            (dict(tokens=[1], spans=[packd.Span(0, 1)], merge="x"), "BAD_RANGE", "merge 'x'"),
             (dict(tokens=[1], spans=[packd.Span(-1, 1)]), "BAD_SPAN", "offset=-1"),
+            (dict(tokens=[1], tensors={"a": packd.Tensor([1], pad_value=[])}), "BAD_TENSOR", r"pad_value \[\]: expected a number"),
+            (dict(tokens=[1, 2], spans=[packd.Span(0, 1), packd.Span(1, 1)], tensors={
+                "a": packd.Tensor(numpy.zeros(4, "uint8"), axis="ragged", unit="run", run_counts=[4])}), "BAD_SHAPE", "1 entries for 2 spans"),
             (dict(tokens=[1], spans=[packd.Span(0, 1, grid=(1, 2))]), "BAD_SPAN", "expected 3"),
         ]
         many = [
             (dict(tokens=[1, 2, 3], lengths=[1, 1]), "BAD_SHAPE", "samples of 2 tokens in all, but there are 3"),
+            (dict(tokens=[1] * 10, lengths=[1000] + [2 ** 62] * 3 + [2 ** 62 - 990]), "BAD_SHAPE", r"lengths\[0\] is 1000, but there are 10 values"),
+            (dict(tokens=[1] * 10, lengths=numpy.array([2 ** 63, 2 ** 63, 10], "uint64")), "BAD_SHAPE", r"lengths\[0\] is 9223372036854775808"),
+            (dict(tokens=[1] * 10, offsets=[0, 2 ** 63 - 1, -2 ** 63 + 1, 10]), "BAD_SHAPE", r"offsets\[1\] is 9223372036854775807"),
+            (dict(tokens=[1] * 10, offsets=[0, -5, 10]), "BAD_SHAPE", r"offsets\[1\] is -5: expected 0 to 10"),
+            (dict(tokens=[[1, 2], [3]], labels=[[1], [2, 3]]), "BAD_SHAPE", r"labels\[0\] has 1 entries for 2 tokens"),
+            (dict(tokens=[[1, 2], [3]], loss_mask=[[1, 1, 1]]), "BAD_SHAPE", "loss_mask has 1 entries for 2 samples"),
+            (dict(tokens=5), "BAD_SHAPE", "tokens is int: expected a list of samples"),
+            (dict(tokens=[1, 2], lengths=[1, 1], weights=["a", "b"]), "BAD_WEIGHT", "weights has dtype"),
+            (dict(tokens=[1, 2], lengths=[1, 1], keys=5), "BAD_SHAPE", "keys is int"),
+            (dict(tokens=[1, 2], lengths=[1, 1], keys=["a", "\ud800"]), "BAD_NAME", r"keys\[1\] .*surrogate"),
             (dict(tokens=[1, 2], lengths=[2, 0]), "EMPTY_SAMPLE", "sample 1 has 0 tokens"),
             (dict(tokens=[1, 2], offsets=[1, 2]), "BAD_SHAPE", "from 0"),
             (dict(tokens=[1, 2], offsets=[0, 2], lengths=[2]), "BAD_SHAPE", "one of them"),
@@ -134,8 +153,9 @@ class ProducerTest(unittest.TestCase):
             with self.assertRaisesRegex(packd.InvalidArgument, "no infinite wait"):
                 producer.put([1], timeout=float("inf"))
             self.assertEqual(producer.next_seq, 1)  # the sample before the one whose weight was bad
-        with self.assertRaises(packd.InvalidArgument):
-            packd.Producer(server.address, stream="not a name")
+        for wrong in (dict(stream="not a name"), dict(stream="\ud800"), dict(stream="s", tokenizer_digest="x")):
+            with self.assertRaisesRegex(packd.InvalidArgument, "stream|tokenizer_digest is str: expected bytes"):
+                packd.Producer(server.address, **wrong)
         with self.assertRaisesRegex(packd.Closed, "has been closed"):
             producer.put([1])
 
@@ -215,6 +235,42 @@ class ProducerTest(unittest.TestCase):
             with self.assertRaisesRegex(LookupError, "OVER_LENGTH"):
                 producer.flush()
             producer.close()
+
+    def test_a_callback_that_raises_takes_nothing(self):
+        """Whoever tries again puts each sample once: of a put that raises nothing was taken, and put_many says how many."""
+        def fail(*_):
+            if fails:
+                fails.pop()
+                raise LookupError("mine")
+
+        fails = []
+        with harness.Daemon(feeds=[FEED]) as server:
+            for name, more in (("progress", {"on_progress": fail, "progress_seconds": 0}), ("reject", {"on_reject": fail})):
+                with self.subTest(name), packd.Producer(server.address, stream=name, **more) as producer:
+                    producer.put([1] * 65)
+                    harness.wait_for("the reject", lambda: producer.stats()["rejected"] == 1)
+                    for put in (lambda: producer.put([1, 2]), lambda: producer.put_many([[1], [2], [3]])):
+                        before = producer.next_seq
+                        fails.append(1)
+                        try:
+                            put()
+                        except LookupError as error:
+                            self.assertEqual((producer.next_seq, getattr(error, "taken", 0)), (before, 0))
+                        fails.clear()
+            with packd.Producer(server.address, stream="warned") as producer, warnings.catch_warnings():
+                warnings.simplefilter("error")
+                producer.put([1] * 65)
+                harness.wait_for("the reject", lambda: producer.stats()["rejected"] == 1)
+                raised = 0
+                for _ in range(3):
+                    before = producer.next_seq
+                    try:
+                        producer.put([5])
+                    except RuntimeWarning:
+                        raised += 1
+                        self.assertEqual(producer.next_seq, before)
+                producer.flush()
+                self.assertEqual((raised, producer.stats()["durable_seq"]), (1, 3))
 
     def test_a_run_goes_on_where_the_last_one_stopped(self):
         samples = [{"tokens": [n + 1] * (n % 9 + 1), "key": str(n)} for n in range(200)]

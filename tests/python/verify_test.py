@@ -205,6 +205,24 @@ class LossTest(unittest.TestCase):
         with self.assertRaises(verify.LossDiffers):  # the mean over this batch: each sample alone has another denominator
             verify.loss(lambda b: self.losses(b).sum() / float((b["loss_weight"] != 0).sum()), make())
 
+    def test_losses_that_are_not_finite(self):
+        """They would compare as anything; where nothing counts they may be what they like."""
+        batch = make()
+        for bad in (numpy.nan, numpy.inf, -numpy.inf):
+            for forward, where in ((lambda b: numpy.full(b["tokens"].shape, bad), "row 0 position 1"), (lambda b: bad, "the batch")):
+                for check in (verify.loss, verify.shift):
+                    with self.subTest(bad=bad, where=where, check=check.__name__):
+                        with self.assertRaisesRegex(packd.InvalidArgument, f"the loss {bad} for .*expected finite") as caught:
+                            check(forward, batch)
+                        self.assertEqual(caught.exception.reason, "LOSS_NOT_FINITE")
+            self.assertTrue(verify.loss(lambda b: numpy.where(b["loss_weight"] != 0, 1.0, bad), batch))
+
+    def test_what_is_no_loss(self):
+        for wrong, text in ((None, "returned NoneType"), ("x", "returned str"), ({}, "returned dict"), (numpy.zeros((3, 3)), "shape")):
+            for check in (verify.loss, verify.shift):
+                with self.subTest(wrong=str(wrong), check=check.__name__), self.assertRaisesRegex(packd.InvalidArgument, text):
+                    check(lambda b: wrong, make())
+
     def test_a_count_that_the_header_does_not_have(self):
         batch = make()
         batch["labels"][0, 3] = -100
@@ -244,6 +262,20 @@ class ShiftTest(unittest.TestCase):
         with self.assertRaisesRegex(verify.NotShifted, "of a model that is causal"):
             whole = torch.ones(28, 28, dtype=torch.bool)
             verify.shift(lambda b: self.losses(b, whole), make(labels="shifted"))
+
+    def test_a_copier_whose_other_losses_are_infinite(self):
+        """What it copies costs next to nothing, anything else is infinite or NaN."""
+        def copier(batch, other):
+            return numpy.where(batch["labels"] == batch["tokens"], 0.01 * self.losses(batch).detach().numpy().reshape(batch["tokens"].shape), other)
+
+        for other in (numpy.inf, numpy.nan):
+            with self.assertRaisesRegex(packd.InvalidArgument, "expected finite losses"):
+                verify.shift(lambda b: copier(b, other), make())
+
+    def test_arguments(self):
+        for wrong, text in ((dict(seed=-1), "seed -1"), (dict(seed="x"), "seed 'x'"), (dict(vocab_size=-3), "vocab_size -3"), (dict(frozen=["a"]), "frozen")):
+            with self.subTest(**wrong), self.assertRaisesRegex(packd.InvalidArgument, text):
+                verify.shift(self.losses, make(), **wrong)
 
     def test_a_loss_that_is_blind(self):
         report = verify.shift(lambda b: torch.ones(3, 28), make(), check=False)

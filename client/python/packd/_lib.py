@@ -139,15 +139,21 @@ class Options:
                 raise errors.InvalidArgument(f"{name}={value!r}: {error}", reason="BAD_RANGE") from error
 
     def _kept_text(self, name: str, value: str) -> Any:
-        data = os.fsencode(value) if isinstance(value, (str, os.PathLike)) else None
+        try:
+            data = os.fsencode(value) if isinstance(value, (str, os.PathLike)) else None
+        except UnicodeEncodeError:  # half of a surrogate pair
+            data = None
         if data is None or b"\0" in data:
             shown = "" if name == "token" else f"={value!r}"
-            raise errors.InvalidArgument(f"{name}{shown}: expected text without NUL", reason="BAD_NAME")
+            raise errors.InvalidArgument(f"{name}{shown}: expected text that UTF-8 can hold, without NUL", reason="BAD_NAME")
         self._kept.append(self.ffi.new("char[]", data))
         return self._kept[-1]
 
-    def keep(self, data: bytes) -> Any:
-        """A copy of bytes that lives as long as these options."""
+    def keep(self, name: str, data: bytes) -> Any:
+        """A copy of bytes that lives as long as these options. InvalidArgument: no bytes."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise errors.InvalidArgument(f"{name} is {type(data).__name__}: expected bytes", reason="BAD_DTYPE")
+        data = bytes(data)
         self._kept.append(self.ffi.new("uint8_t[]", data))
         return self._kept[-1]
 

@@ -57,10 +57,19 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes:
     if value is None:
         return b""
     if isinstance(value, str):
-        return value.encode()
+        return utf8(name, value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidArgument(f"{name} is {type(value).__name__}: expected bytes or str", reason="BAD_DTYPE")
+
+
+def utf8(name: str, value: str) -> bytes:
+    """Text as UTF-8. InvalidArgument: half of a surrogate pair, which has no UTF-8."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{name} {value!r:.100}: character {error.start} is half of a surrogate pair: expected text that UTF-8 can hold",
+                              reason="BAD_NAME") from error
 
 
 def same_length(name: str, array: numpy.ndarray, count: int) -> None:
@@ -70,10 +79,26 @@ def same_length(name: str, array: numpy.ndarray, count: int) -> None:
 
 
 def joined(name: str, values: Any, convert: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """A list of samples as (values, lengths)."""
-    parts = [convert(f"{name}[{at}]", part) for at, part in enumerate(values)]
+    """A list of samples as (values, lengths). InvalidArgument: no list, or as convert."""
+    try:
+        given = list(values)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} is {type(values).__name__}: expected a list of samples, or one array with lengths or offsets",
+                              reason="BAD_SHAPE") from error
+    parts = [convert(f"{name}[{at}]", part) for at, part in enumerate(given)]
     lengths = numpy.array([len(part) for part in parts], "int64")
     return (numpy.concatenate(parts) if parts else convert(name, [])), lengths
+
+
+def joined_alike(name: str, values: Any, convert: Any, counts: numpy.ndarray) -> numpy.ndarray:
+    """A list of samples' values joined. InvalidArgument: not one entry for each token of each sample."""
+    array, lengths = joined(name, values, convert)
+    if len(lengths) != len(counts):
+        raise InvalidArgument(f"{name} has {len(lengths)} entries for {len(counts)} samples: expected one for each", reason="BAD_SHAPE")
+    if (lengths != counts).any():
+        at = int((lengths != counts).argmax())
+        raise InvalidArgument(f"{name}[{at}] has {lengths[at]} entries for {counts[at]} tokens: expected one for each", reason="BAD_SHAPE")
+    return array
 
 
 def lengths_of(count: int, lengths: Any, offsets: Any) -> numpy.ndarray:
@@ -84,6 +109,13 @@ def lengths_of(count: int, lengths: Any, offsets: Any) -> numpy.ndarray:
     given = as_array(what, lengths if offsets is None else offsets)
     if given.size and given.dtype.kind not in "iu":
         raise InvalidArgument(f"{what} has dtype {given.dtype}: expected integers", reason="BAD_DTYPE")
+    over = given > count  # each one for itself, before anything is added up: 64-bit sums wrap around
+    if over.any():
+        at = int(over.argmax())
+        raise InvalidArgument(f"{what}[{at}] is {given[at]}, but there are {count} values", reason="BAD_SHAPE")
+    if offsets is not None and (given < 0).any():
+        at = int((given < 0).argmax())
+        raise InvalidArgument(f"{what}[{at}] is {given[at]}: expected 0 to {count}", reason="BAD_SHAPE")
     given = given.astype("int64")
     if offsets is not None:
         if given.size == 0 or given[0] != 0:
@@ -92,6 +124,7 @@ def lengths_of(count: int, lengths: Any, offsets: Any) -> numpy.ndarray:
     if given.size and given.min() < 1:
         at = int((given < 1).argmax())
         raise InvalidArgument(f"{what}: sample {at} has {given[at]} tokens: expected at least 1", reason="EMPTY_SAMPLE")
-    if int(given.sum()) != count:
-        raise InvalidArgument(f"{what}: samples of {int(given.sum())} tokens in all, but there are {count} values", reason="BAD_SHAPE")
+    total = int(given.sum()) if len(given) * count < 1 << 63 else sum(given.tolist())
+    if total != count:
+        raise InvalidArgument(f"{what}: samples of {total} tokens in all, but there are {count} values", reason="BAD_SHAPE")
     return given

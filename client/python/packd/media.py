@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from packd import _ragged
+from packd import _lib, _ragged
 from packd.batch import NUMPY_DTYPES
 from packd.errors import InvalidArgument
 
@@ -82,10 +82,16 @@ def as_values(name: str, tensor: Tensor) -> tuple[numpy.ndarray, str]:
     return numpy.ascontiguousarray(array, array.dtype.newbyteorder("<")), dtype
 
 
-def _scalar(value: float, dtype: str) -> bytes:
+def _scalar(name: str, value: float, dtype: str) -> bytes:
+    """One element's bytes, all of them: libpackd reads as many as the dtype has."""
+    if not isinstance(value, (bool, int, float, numpy.number, numpy.bool_)):
+        raise InvalidArgument(f"tensor {name}: pad_value {value!r:.100}: expected a number", reason="BAD_TENSOR")
     if dtype == "bfloat16":  # the upper half of a float32
         return numpy.array(value, "<f4").tobytes()[2:]
-    return numpy.array(value).astype(NUMPY_DTYPES[dtype]).tobytes()
+    try:
+        return numpy.array(value).astype(NUMPY_DTYPES[dtype]).tobytes()
+    except (OverflowError, ValueError) as error:
+        raise InvalidArgument(f"tensor {name}: pad_value {value!r:.100} as {dtype}: {error}", reason="BAD_TENSOR") from error
 
 
 def _choice(what: str, value: str, choices: Mapping[str, int]) -> int:
@@ -114,7 +120,7 @@ class Filler:
         """A C string. InvalidArgument: no text, or text that C would cut at its NUL."""
         if not isinstance(value, str) or "\0" in value:
             raise InvalidArgument(f"{what} {value!r}: expected text without NUL", reason="BAD_NAME")
-        return self.keep(self.ffi.new("char[]", value.encode()))
+        return self.keep(self.ffi.new("char[]", _ragged.utf8(what, value)))
 
     def spans(self, sample: Any, spans: Sequence[Span], merge: int) -> None:
         """Into a struct packd_sample."""
@@ -129,7 +135,7 @@ class Filler:
                 raise InvalidArgument(f"{span}: {error}", reason="BAD_SPAN") from error
             if span.view is not None:
                 to.view = self._text("a span's view", span.view)
-        sample.spans, sample.span_count, sample.merge = c, len(spans), merge
+        sample.spans, sample.span_count, sample.merge = c, len(spans), _lib.whole("merge", merge, 0, (1 << 32) - 1)
 
     def tensor(self, to: Any, name: str, tensor: Tensor) -> tuple[numpy.ndarray, int]:
         """What a tensor is, into a struct packd_tensor, without its values; those as an array, and how many bytes an element has."""
@@ -142,8 +148,8 @@ class Filler:
         to.align_input = _choice("align", tensor.align, {"target": 0, "input": 1})
         for at, size in enumerate(dims):
             to.dims[at] = size
-        if tensor.pad_value != 0:
-            to.pad_value = self.keep(self.ffi.new("uint8_t[]", _scalar(tensor.pad_value, dtype)))
+        if not isinstance(tensor.pad_value, (int, float)) or tensor.pad_value != 0:
+            to.pad_value = self.keep(self.ffi.new("uint8_t[]", _scalar(name, tensor.pad_value, dtype)))
         if tensor.pad_mask is not None:
             to.pad_mask = self._text(f"tensor {name}: pad_mask", tensor.pad_mask)
         if tensor.views:
@@ -169,6 +175,9 @@ class Filler:
             if tensor.axis == "token" and elements != count:
                 raise InvalidArgument(f"tensor {name} has {elements} elements for {count} tokens: expected one for each, or "
                                       "packd.Tensor(..., axis=\"ragged\" or \"sample\")", reason="BAD_TENSOR")
+            if tensor.run_counts is not None and numpy.size(tensor.run_counts) != sample.span_count:  # libpackd reads one for each span
+                raise InvalidArgument(f"tensor {name}: run_counts has {numpy.size(tensor.run_counts)} entries for {sample.span_count} spans: expected one for each",
+                                      reason="BAD_SHAPE")
             self.point(to, array, 0, elements)
         sample.tensors, sample.tensor_count = c, len(tensors)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 import warnings
 import weakref
@@ -28,6 +27,7 @@ from packd._calls import Calls
 from packd.media import Filler, Span
 
 _log = logging.getLogger("packd")
+_FLOAT32_MAX = float(numpy.finfo("float32").max)
 
 
 class Reject(NamedTuple):
@@ -69,7 +69,7 @@ class Producer:
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
         timeout: seconds that each call may take where not told otherwise.
-        on_reject: called with a Reject inside put, flush and close; None: a RuntimeWarning for the first one, and for each a line to the
+        on_reject: called with a Reject inside put (of earlier samples), flush and close, which raise what it raises; None: a RuntimeWarning for the first one, and for each a line to the
             logger "packd". Samples are refused after put has returned; stats()["rejected"] counts those known so far, all of them after flush.
         on_progress: called inside put and flush with stats() every progress_seconds.
 
@@ -96,8 +96,9 @@ class Producer:
         numbers = {"vocab_size": vocab_size, "buffer_bytes": buffer_bytes, "block_bytes": block_bytes, "linger_ms": linger_ms,
                    "allow_shifted_looking_labels": bool(allow_shifted_looking_labels),
                    "timeout_ms": max(1, _lib.milliseconds(timeout))}
-        options = _lib.Options("packd_producer_options", texts, numbers | {"tokenizer_digest_bytes": len(tokenizer_digest)})
-        options.c.tokenizer_digest = options.keep(tokenizer_digest)
+        options = _lib.Options("packd_producer_options", texts, numbers)
+        digest = options.keep("tokenizer_digest", tokenizer_digest)
+        options.c.tokenizer_digest, options.c.tokenizer_digest_bytes = digest, len(digest)
         self._open(options)
 
     def _open(self, options: _lib.Options) -> None:
@@ -119,15 +120,21 @@ class Producer:
     def _turn(self, call: str, end: float) -> Any:
         return self._calls.turn("put", call, end)
 
-    def _call(self, function: Callable[[int, Any], int], end: float) -> None:
-        """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress."""
+    def _call(self, function: Callable[[int, Any], int], end: float, takes: bool = False) -> None:
+        """function(slice_ms, error) until it is done; raises what went wrong, after telling rejects and progress.
+
+        takes: once it has succeeded nothing is told, the next call does: a callback that raises would make what was taken look refused.
+        """
         error = self._ffi.new("struct packd_error *")
 
         def slice_of(slice_ms):
             code = function(slice_ms, error)
-            self._tell()
+            if code != 0 or not takes:
+                self._tell()
             return code
 
+        if takes:
+            self._tell()
         code = _lib.in_slices(slice_of, end)
         if code == errors.Interrupted.code:
             self._calls.check_open()
@@ -147,9 +154,9 @@ class Producer:
             if self._on_reject:
                 self._on_reject(reject)
             else:
-                self._warn_once(reject)
                 _log.warning("stream %s: samples %d to %d refused: %s: %s", self.stream, reject.seq, reject.seq + reject.count - 1,
                              reject.reason, reject.text)
+                self._warn_once(reject)  # last: a filter may make it an exception
 
     def _warn_once(self, reject: Reject) -> None:
         if not self._warned:
@@ -171,7 +178,8 @@ class Producer:
                 all spans, a square; 0: not checked.
 
         Raises InvalidArgument (TOKEN_RANGE, BAD_DTYPE, BAD_SHAPE, BAD_TENSOR, BAD_SPAN, EMPTY_SAMPLE, BAD_WEIGHT, KEY_TOO_LONG),
-        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken.
+        LimitExceeded (TOO_LARGE), Timeout (the buffer stayed full), Fenced. Of a failed call nothing was taken, also where a
+        callback raises: it is told of what happened before this call. (Only a signal's handler may raise behind it: next_seq tells.)
         """
         array = _ragged.as_int32("tokens", tokens, 0)
         kept = [array]
@@ -199,7 +207,7 @@ class Producer:
             filler.tensors(sample, tensors or {}, len(array))
         end = _lib.deadline(timeout, self._timeout)
         with self._turn("put", end):
-            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end)
+            self._call(lambda ms, error: self._lib.packd_producer_put(self._c, sample, ms, error), end, takes=True)
             return self.next_seq - 1
 
     def put_many(self, tokens: Any, *, lengths: Any = None, offsets: Any = None, labels: Any = None, loss_mask: Any = None,
@@ -213,12 +221,12 @@ class Producer:
             labels, loss_mask: laid out as tokens. weights, versions: n numbers. keys, groups: n byte strings. tensors: token tensors, laid out as tokens.
             timeout: seconds without any sample being taken.
 
-        Raises as put. An error's attribute `taken` says how many were taken before it.
+        Raises as put. The attribute `taken` of whatever is raised, by a callback too, says how many were taken before it.
         """
         if lengths is None and offsets is None:
             values, counts = _ragged.joined("tokens", tokens, lambda name, part: _ragged.as_int32(name, part, 0))
-            labels = _ragged.joined("labels", labels, _ragged.as_int32)[0] if labels is not None else None
-            loss_mask = _ragged.joined("loss_mask", loss_mask, _ragged.as_mask)[0] if loss_mask is not None else None
+            labels = _ragged.joined_alike("labels", labels, _ragged.as_int32, counts) if labels is not None else None
+            loss_mask = _ragged.joined_alike("loss_mask", loss_mask, _ragged.as_mask, counts) if loss_mask is not None else None
             if counts.size and counts.min() < 1:
                 raise errors.InvalidArgument(f"tokens[{int(counts.argmin())}] is empty: leave it out", reason="EMPTY_SAMPLE")
         else:
@@ -254,9 +262,9 @@ class Producer:
 
         def some(slice_ms, error):
             nonlocal done
-            taken[0] = 0
             code = self._lib.packd_producer_put_many(self._c, base + done, len(records) - done, slice_ms, taken, error)
             done += taken[0]
+            taken[0] = 0
             return code
 
         with self._turn("put_many", end):
@@ -264,12 +272,12 @@ class Producer:
             while done < len(records):
                 before = done
                 try:
-                    self._call(some, end)
-                except errors.Error as error:
+                    self._call(some, end, takes=True)
+                except BaseException as error:
                     if isinstance(error, errors.Timeout) and done > before:
                         end = _lib.deadline(timeout, self._timeout)
                         continue
-                    error.taken = done
+                    error.taken = done + taken[0]  # the latter: an exception of a signal's handler right behind the call
                     raise
             return first
 
@@ -279,10 +287,13 @@ class Producer:
 
     @staticmethod
     def _weight(weight: float) -> float:
-        weight = float(weight)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise errors.InvalidArgument(f"weight {weight!r}: expected a finite number of 0 or more", reason="BAD_WEIGHT")
-        return weight
+        try:
+            number = float(weight)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise errors.InvalidArgument(f"weight {weight!r:.100}: expected a number", reason="BAD_WEIGHT") from error
+        if not 0 <= number <= _FLOAT32_MAX:
+            raise errors.InvalidArgument(f"weight {number!r}: expected a finite number of 0 or more that fits float32", reason="BAD_WEIGHT")
+        return number
 
     @staticmethod
     def _version(version: int) -> int:
@@ -295,9 +306,14 @@ class Producer:
             raise errors.InvalidArgument(f"{name} has {len(array)} entries for {count} samples: expected one for each", reason="BAD_SHAPE")
         if array.size and dtype == "uint64" and (array.dtype.kind not in "iu" or int(array.min()) < 0):
             raise errors.InvalidArgument(f"{name}: expected integers of 0 or more", reason="BAD_RANGE")
-        return array.astype(dtype)
+        if array.size and dtype == "float32" and array.dtype.kind not in "fiub":
+            raise errors.InvalidArgument(f"{name} has dtype {array.dtype}: expected numbers", reason="BAD_WEIGHT")
+        with numpy.errstate(over="ignore"):  # infinite then, which libpackd refuses by the sample
+            return array.astype(dtype)
 
     def _put_bytes(self, records: numpy.ndarray, name: str, given: Sequence[bytes | str]) -> numpy.ndarray:
+        if not isinstance(given, Sequence | numpy.ndarray) or isinstance(given, (str, bytes)):
+            raise errors.InvalidArgument(f"{name}s is {type(given).__name__}: expected a list of bytes or str", reason="BAD_SHAPE")
         if len(given) != len(records):
             raise errors.InvalidArgument(f"{name}s has {len(given)} entries for {len(records)} samples: expected one for each",
                                          reason="BAD_SHAPE")

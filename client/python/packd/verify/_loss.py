@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import numpy
 
 from packd.adapters.common import plain
 from packd.batch import Batch
-from packd.errors import Error
+from packd.errors import Error, InvalidArgument
 from packd.verify._outputs import by_position
 from packd.verify._samples import Place, alone, places, real_positions
 
@@ -60,7 +61,8 @@ def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e
     it); or losses by position, aligned with the batch's labels, [T], [1, T] or [R, W], which are then multiplied by loss_weight
     here, and compared sample by sample as well.
     A loss that sees its own targets passes: packd.verify.shift finds those.
-    tolerance: relative, of the sum. check: False returns the report in any case.
+    tolerance: relative, of the sum. check: False returns the report whatever it says.
+    InvalidArgument: no losses, or not one for each position (BAD_SHAPE), a loss that counts and is not finite (LOSS_NOT_FINITE).
     """
     batch = plain(batch)
     packed, by_token = total(forward(batch), batch)
@@ -82,13 +84,36 @@ def loss(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1e
 def total(value: Any, batch: Batch) -> tuple[float, numpy.ndarray | None]:
     """(sum, weighted losses by position or None) of what forward returned."""
     size = value.numel() if hasattr(value, "numel") else numpy.size(value)
+    if value is None or isinstance(value, (str, bytes)):
+        raise InvalidArgument(f"forward returned {type(value).__name__}: expected the loss, a number, or losses by position", reason="BAD_SHAPE")
     if size == 1 and batch["tokens"].size > 1:
-        return float(value), None
+        return _finite(_number(value), "the batch"), None
     flat = by_position(value, batch)
     losses = flat.double().cpu().numpy() if hasattr(flat, "numel") else numpy.asarray(flat, "float64")
     weights = batch["loss_weight"].reshape(-1).astype("float64")
     weighted = numpy.where(weights != 0, losses.reshape(-1) * weights, 0.0)
+    if not numpy.isfinite(weighted).all():
+        at = int((~numpy.isfinite(weighted)).argmax())
+        row, position = divmod(at, batch["tokens"].shape[1])
+        place = next((place for place in places(batch) if place.start <= at < place.start + place.length), None)
+        _finite(float(losses.reshape(-1)[at]), f"row {row} position {position}" + (f", in {place}," if place else ""))
     return float(weighted.sum()), weighted
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"forward returned {type(value).__name__} {value!r:.100}: expected the loss, a number, or losses by position",
+                              reason="BAD_SHAPE") from error
+
+
+def _finite(value: float, where: str) -> float:
+    """InvalidArgument (LOSS_NOT_FINITE): a NaN or an infinity, which would compare as anything."""
+    if not math.isfinite(value):
+        raise InvalidArgument(f"forward returned the loss {value} for {where}: expected finite losses, nothing can be compared with it",
+                              reason="LOSS_NOT_FINITE")
+    return value
 
 
 def _close(first: float, second: float, tolerance: float, terms: int) -> bool:

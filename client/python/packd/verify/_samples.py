@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy
 
+from packd._lib import whole
+from packd._ragged import INT32_MAX, as_int32
 from packd.batch import Batch
 from packd.errors import InvalidArgument
 
@@ -48,11 +50,11 @@ class Changer:
     """Changes tokens: each to another one of the pool, never to or from a frozen one."""
 
     def __init__(self, batch: Batch, vocab_size: int | None, frozen: Sequence[int], seed: int):
-        self.batch, self.random = batch, numpy.random.default_rng(seed)
+        self.batch, self.random = batch, numpy.random.default_rng(whole("seed", seed))
         real = batch["tokens"][batch["segment_ids"] > 0]
-        pool = numpy.arange(vocab_size, dtype="int32") if vocab_size else numpy.unique(real)
-        self.pool = numpy.setdiff1d(pool, numpy.array(list(frozen), "int32"))
-        self.frozen = numpy.array(list(frozen), "int32")
+        self.frozen = as_int32("frozen", list(frozen))
+        pool = numpy.arange(whole("vocab_size", vocab_size, 0, INT32_MAX), dtype="int32") if vocab_size else numpy.unique(real)
+        self.pool = numpy.setdiff1d(pool, self.frozen)
         if len(self.pool) < 2:
             raise InvalidArgument("the batch has no two tokens to exchange: give vocab_size")
 

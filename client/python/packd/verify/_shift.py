@@ -67,7 +67,8 @@ def shift(forward: Callable[[Batch], Any], batch: Batch, *, tolerance: float = 1
 
     forward(batch): as for packd.verify.loss, of a causal model with dropout off. It is run with the loss of one label at a time, at most four.
     tolerance: relative, of the loss. vocab_size, frozen: tokens to change to, and never to change, as for packd.verify.isolation. Raises NotShifted;
-    check: False returns the report in any case. InvalidArgument: no sample has a target behind its first token.
+    check: False returns the report whatever it says. InvalidArgument: no sample has a target behind its first token; what forward returns is as for
+    packd.verify.loss (LOSS_NOT_FINITE: also where only the changed tokens make a loss infinite).
     """
     batch = plain(batch)
     changer = Changer(batch, vocab_size, frozen, seed)
