@@ -726,8 +726,8 @@ static int check_totals(struct pd_scan *scan)
 int pd_check_batch(const struct pd_check_input *input, struct pd_check_finding *finding)
 {
     static int (*const stages[])(struct pd_scan *) = {
-        check_header, check_boundaries, check_lengths, check_sample_index,
-        check_plan,   check_contents,   check_pair,    check_width,
+        check_header, check_boundaries, check_lengths,   check_sample_index,
+        check_plan,   check_contents,   check_pair,      check_width,
         check_totals, pd_scan_media,    pd_scan_digests,
     };
     struct pd_scan scan = {.rules = input->rules,

@@ -82,7 +82,7 @@ struct pd_check_input {
      * places of images) is then not compared. */
     const struct pd_pack *const *rows;
     const struct pd_media *media; /* with a plan: what else the batch must carry; NULL: nothing */
-    const struct pd_check_heads *heads; /* needed with media, and with M-RoPE and a plan */
+    const struct pd_check_heads *heads;   /* needed with media, and with M-RoPE and a plan */
     const struct pd_check_tokens *tokens; /* with a plan; NULL: they are not compared */
     /* NULL, or room for batch->array_count digests: those of the bytes that were checked. They
      * count only where the check returned 0. */

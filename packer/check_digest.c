@@ -29,10 +29,9 @@ static void follow(struct pd_scan *scan, uint64_t position)
 {
     size_t size_bytes = (size_t)(position - scan->digested) * ITEM_BYTES;
     for (uint32_t i = 0; i < scan->stream_count; i++)
-        pd_digest_add(
-            &scan->streams[i],
-            scan->payload + scan->streamed[i]->offset_bytes + scan->digested * ITEM_BYTES,
-            size_bytes);
+        pd_digest_add(&scan->streams[i],
+                      scan->payload + scan->streamed[i]->offset_bytes + scan->digested * ITEM_BYTES,
+                      size_bytes);
     scan->digested = position;
 }
 

@@ -42,7 +42,7 @@ struct pd_assembler {
     struct pd_tensor_spec tensors[PD_TENSORS_MAX]; /* of media */
     struct pd_bodies bodies;   /* for the layout: the check verifies whole columns */
     struct pd_bodies verified; /* for the check */
-    struct pd_error damage; /* what the bodies found */
+    struct pd_error damage;    /* what the bodies found */
     struct pd_batch batch;
     struct pd_width_report width;
     struct pd_batch_key key;
@@ -377,8 +377,8 @@ int pd_assembler_step(struct pd_assembler *a, const struct pd_assemble_order *or
     bool tensors = has_tensors(a, order);
     int rc = load_order(a, order, error);
     if (rc == 0 && rows_reserve(a, order->spec->rows) != 0)
-        rc = pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows",
-                          order->spec->rows);
+        rc =
+            pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "no memory for %u rows", order->spec->rows);
     for (uint32_t j = 0; rc == 0 && j < order->spec->step_packs; j++) {
         struct pd_pack *pack = j < pack_count ? pack_of(a, order, j) : NULL;
         rc = pack ? read_entry(a, order, j, pack, error) : 0;

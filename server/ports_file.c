@@ -25,15 +25,15 @@ int pd_ports_file_write(const char *path, const struct pd_rpc *rpc, const char *
 {
     char temporary[4096];
     snprintf(temporary, sizeof temporary, "%.4000s.%ld", path, (long)getpid());
-    json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
-                             addresses_of(rpc, PD_DOOR_MAIN), "admin",
-                             addresses_of(rpc, PD_DOOR_ADMIN), "health",
-                             addresses_of(rpc, PD_DOOR_HEALTH), "http", http);
-    int rc = root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 &&
-                     rename(temporary, path) == 0
-                 ? 0
-                 : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s: %s", path,
-                                strerror(errno));
+    json_t *root =
+        json_pack("{s:i, s:o, s:o, s:o, s:s}", "pid", (int)getpid(), "grpc",
+                  addresses_of(rpc, PD_DOOR_MAIN), "admin", addresses_of(rpc, PD_DOOR_ADMIN),
+                  "health", addresses_of(rpc, PD_DOOR_HEALTH), "http", http);
+    int rc =
+        root && json_dump_file(root, temporary, JSON_INDENT(2)) == 0 && rename(temporary, path) == 0
+            ? 0
+            : pd_error_set(error, PD_EIO, "PORTS_FILE", "cannot write %.200s: %s", path,
+                           strerror(errno));
     if (rc != 0)
         unlink(temporary);
     json_decref(root);

@@ -250,8 +250,7 @@ static void undo_group(struct pd_sequencer *seq, struct pd_link *applied)
     struct pd_error why = seq->group_error;
     pd_log(PD_LOG_WARN, "group_undone", "reason=%s text=\"%s\"", why.reason, why.text);
     rebuild(seq);
-    PD_LIST_EACH(link, applied)
-    {
+    PD_LIST_EACH(link, applied) {
         struct pd_request *request = PD_CONTAINER_OF(link, struct pd_request, link);
         request->result = why.code;
         request->error = why;

@@ -103,7 +103,7 @@ void pd_serve_stop(struct pd_serve *serve)
     pthread_mutex_lock(&serve->lock);
     serve->stopping = true;
     PD_LIST_EACH(link, &serve->turns)
-    wake_job(serve, PD_CONTAINER_OF(link, struct pd_serve_job, turn), &after);
+        wake_job(serve, PD_CONTAINER_OF(link, struct pd_serve_job, turn), &after);
     pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
     pd_after_run(&after);
@@ -164,7 +164,7 @@ void pd_serve_feed_advanced(struct pd_serve *serve, uint32_t feed_index,
     feed->log_number = pd_log_feed_number(serve->log, feed_index);
     if (moved)
         PD_LIST_EACH(link, &feed->jobs)
-    job_advance(serve, PD_CONTAINER_OF(link, struct pd_serve_job, in_feed), &after);
+            job_advance(serve, PD_CONTAINER_OF(link, struct pd_serve_job, in_feed), &after);
     pthread_mutex_unlock(&serve->lock);
     pd_after_run(&after);
 }

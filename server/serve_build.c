@@ -93,8 +93,7 @@ static bool is_replaced(const struct pd_serve *serve, uint32_t feed_index, uint3
 static bool pick(struct pd_serve *serve, struct task *task, struct pd_after *after)
 {
     bool blocked = false;
-    PD_LIST_EACH(link, &serve->turns)
-    {
+    PD_LIST_EACH(link, &serve->turns) {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
         struct pd_entry *entry = first_runnable(job);
         uint32_t feed = job->info.feed_index;
@@ -293,8 +292,7 @@ static void halt_feed(struct pd_serve *serve, uint32_t feed_index, const struct 
     after->halted = feed->config->name;
     memcpy(after->halt_text, error->text, sizeof after->halt_text);
     memcpy(after->halt_repro, serve->repro_path, sizeof after->halt_repro);
-    PD_LIST_EACH(link, &feed->jobs)
-    {
+    PD_LIST_EACH(link, &feed->jobs) {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, in_feed);
         struct pd_entry *entry = pd_entry_first(job);
         while (entry) {

@@ -155,8 +155,7 @@ enum rank { RANK_COMPLETE, RANK_DELIVERED, RANK_UNREAD, RANK_COUNT };
 static struct pd_entry *victim(struct pd_serve *serve, enum rank rank, uint64_t now_ns)
 {
     struct pd_entry *best = NULL;
-    PD_LIST_EACH(link, &serve->turns)
-    {
+    PD_LIST_EACH(link, &serve->turns) {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
         if (best && job->ready_bytes <= best->job->ready_bytes)
             continue;
@@ -196,8 +195,7 @@ struct slots {
 static struct slots slots_of(const struct pd_serve *serve, const struct pd_serve_job *but)
 {
     struct slots slots = {0};
-    PD_LIST_EACH(link, &serve->turns)
-    {
+    PD_LIST_EACH(link, &serve->turns) {
         const struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, turn);
         if (RB_EMPTY(&job->entries))
             continue;

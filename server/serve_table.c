@@ -72,8 +72,7 @@ struct pd_serve_job *pd_job_find(struct pd_serve *serve, uint32_t feed_index, ui
 {
     if (feed_index >= serve->feed_count)
         return NULL;
-    PD_LIST_EACH(link, &serve->feeds[feed_index].jobs)
-    {
+    PD_LIST_EACH(link, &serve->feeds[feed_index].jobs) {
         struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, in_feed);
         if (job->info.job_id == job_id)
             return job;

@@ -142,8 +142,7 @@ int pd_serve_job_named(struct pd_serve *serve, uint32_t feed_index, const char *
     PD_CHECK(feed_index < serve->feed_count);
     int rc = PD_ENOTFOUND;
     pthread_mutex_lock(&serve->lock);
-    PD_LIST_EACH(link, &serve->feeds[feed_index].jobs)
-    {
+    PD_LIST_EACH(link, &serve->feeds[feed_index].jobs) {
         const struct pd_serve_job *job = PD_CONTAINER_OF(link, struct pd_serve_job, in_feed);
         if (strcmp(job->info.spec.name, name) == 0) {
             *info = job->info;

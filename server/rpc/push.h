@@ -26,7 +26,7 @@ struct push {
     uint64_t duplicates, rejected;
     uint64_t piece_bytes_told; /* the largest piece, by Welcome or a later Ack */
     struct pd_credit credit;
-    bool withheld; /* none of it has been told yet: the lane takes nothing */
+    bool withheld;            /* none of it has been told yet: the lane takes nothing */
     struct push_block *block; /* whose pieces are arriving, or NULL */
     uint64_t message_ns;      /* when the last message came, by pd_rpc_patience_ns */
     struct pd_link appends;   /* on their way, oldest first */

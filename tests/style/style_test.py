@@ -6,6 +6,8 @@ It reads the source tree itself, found through a link in the runfiles, so it run
 import ast
 import os
 import re
+import shutil
+import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.realpath("README.md"))
@@ -67,6 +69,15 @@ class StyleTest(unittest.TestCase):
                 self.assertLessEqual(lines, HEADER_LINES if header else C_LINES, f"{path}: split it where its parts are")
             for start, length in c_functions(text):
                 self.assertLessEqual(length, FUNCTION_LINES, f"{path}:{start}: a function that needs scrolling is two")
+
+    def test_layout_of_c(self):
+        """As .clang-format has it, to the letter."""
+        if not shutil.which("clang-format"):
+            print("SKIP: layout of C: clang-format is not installed")
+            self.skipTest("clang-format is not installed")
+        paths = [path for path, _ in sources(".c", ".h")]
+        done = subprocess.run(["clang-format", "-n", "--Werror", *paths], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"run clang-format -i on what it names:\n{done.stderr[:2000]}")
 
     def test_columns_of_c(self):
         full = "/*" + "─" * (C_COLUMNS - 4) + "*/"  # characters, not bytes

@@ -134,8 +134,8 @@ static void push(struct pushed *p)
     uint32_t count = 0;
     for (uint64_t at = 0; at < p->head.body_bytes; at += SLICE_BYTES, count++) {
         uint64_t left = p->head.body_bytes - at;
-        p->pieces[count] = (struct pd_piece){
-            .data = p->body + at, .size_bytes = left < SLICE_BYTES ? left : SLICE_BYTES};
+        p->pieces[count] = (struct pd_piece){.data = p->body + at,
+                                             .size_bytes = left < SLICE_BYTES ? left : SLICE_BYTES};
     }
     p->block = (struct pd_block){.pieces = p->pieces, .piece_count = count};
     allocated_bytes = copied_bytes = 0;
@@ -186,16 +186,15 @@ static void write_log(struct pd_log *log, struct pushed *p)
     assert_int_equal(pd_log_append_block(log, &p->block, &error), 0);
     check_copied_once("wire to log", p->head.body_bytes);
     for (uint32_t i = 0; i < SAMPLES; i++)
-        assert_int_equal(pd_pack_push(&pack, &(struct pd_segment){
-                                                 .block = p->block.head.position,
-                                                 .index = i,
-                                                 .seq = i,
-                                                 .part_count = 1,
-                                                 .length_tokens = SPAN_TOKENS,
-                                                 .slot_tokens = SPAN_TOKENS,
-                                                 .sample_tokens = SPAN_TOKENS,
-                                                 .patches = SPAN_TOKENS * 4,
-                                                 .weight = 1}),
+        assert_int_equal(pd_pack_push(&pack, &(struct pd_segment){.block = p->block.head.position,
+                                                                  .index = i,
+                                                                  .seq = i,
+                                                                  .part_count = 1,
+                                                                  .length_tokens = SPAN_TOKENS,
+                                                                  .slot_tokens = SPAN_TOKENS,
+                                                                  .sample_tokens = SPAN_TOKENS,
+                                                                  .patches = SPAN_TOKENS * 4,
+                                                                  .weight = 1}),
                          0);
     pd_buf_clear(&row);
     pd_pack_encode(&pack, &row);

@@ -46,7 +46,6 @@ int main(void)
     unsigned seed = 1;
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (uint8_t)rand_r(&seed);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks),
-                                       cmocka_unit_test(test_parts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), cmocka_unit_test(test_parts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

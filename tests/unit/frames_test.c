@@ -423,10 +423,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_passes),         cmocka_unit_test(test_header_block),
-        cmocka_unit_test(test_pings),
-        cmocka_unit_test(test_resets),         cmocka_unit_test(test_crowded),
-        cmocka_unit_test(test_foreign),        cmocka_unit_test(test_sockets),
-        cmocka_unit_test(test_sockets_of_doors),
+        cmocka_unit_test(test_pings),          cmocka_unit_test(test_resets),
+        cmocka_unit_test(test_crowded),        cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_sockets),        cmocka_unit_test(test_sockets_of_doors),
         cmocka_unit_test(test_tls_cut_anyhow), cmocka_unit_test(test_tls_resets),
         cmocka_unit_test(test_tls_ends),       cmocka_unit_test(test_tls_else_as_it_was),
         cmocka_unit_test(test_interposed),
