@@ -153,6 +153,8 @@ class ProducerTest(unittest.TestCase):
             with self.assertRaisesRegex(packd.InvalidArgument, "no infinite wait"):
                 producer.put([1], timeout=float("inf"))
             self.assertEqual(producer.next_seq, 1)  # the sample before the one whose weight was bad
+        with self.assertRaisesRegex(packd.InvalidArgument, "tokenizer_digest has 65 bytes: at most 64"):
+            packd.Producer(server.address, stream="s", tokenizer_digest=b"x" * 65)
         for wrong in (dict(stream="not a name"), dict(stream="\ud800"), dict(stream="s", tokenizer_digest="x")):
             with self.assertRaisesRegex(packd.InvalidArgument, "stream|tokenizer_digest is str: expected bytes"):
                 packd.Producer(server.address, **wrong)

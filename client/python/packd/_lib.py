@@ -155,8 +155,7 @@ class Options:
         """A copy of bytes that lives as long as these options. InvalidArgument: no bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise errors.InvalidArgument(f"{name} is {type(data).__name__}: expected bytes", reason="BAD_DTYPE")
-        data = bytes(data)
-        self._kept.append(self.ffi.new("uint8_t[]", data))
+        self._kept.append(self.ffi.new("uint8_t[]", list(bytes(data))))  # a list: of bytes cffi makes one with a NUL behind it
         return self._kept[-1]
 
 

@@ -176,8 +176,8 @@ class Filler:
                 raise InvalidArgument(f"tensor {name} has {elements} elements for {count} tokens: expected one for each, or "
                                       "packd.Tensor(..., axis=\"ragged\" or \"sample\")", reason="BAD_TENSOR")
             if tensor.run_counts is not None and numpy.size(tensor.run_counts) != sample.span_count:  # libpackd reads one for each span
-                raise InvalidArgument(f"tensor {name}: run_counts has {numpy.size(tensor.run_counts)} entries for {sample.span_count} spans: expected one for each",
-                                      reason="BAD_SHAPE")
+                raise InvalidArgument(f"tensor {name}: run_counts has {numpy.size(tensor.run_counts)} entries for {sample.span_count} spans: expected one "
+                                      "for each", reason="BAD_SHAPE")
             self.point(to, array, 0, elements)
         sample.tensors, sample.tensor_count = c, len(tensors)
 

@@ -70,8 +70,9 @@ class Producer:
         buffer_bytes: samples taken and not yet durable, at most. block_bytes, linger_ms: size and age at which a block is sent.
         allow_shifted_looking_labels: labels that look shifted already are refused otherwise.
         timeout: seconds that each call may take where not told otherwise.
-        on_reject: called with a Reject inside put (of earlier samples), flush and close, which raise what it raises; None: a RuntimeWarning for the first one, and for each a line to the
-            logger "packd". Samples are refused after put has returned; stats()["rejected"] counts those known so far, all of them after flush.
+        on_reject: called with a Reject inside put (of earlier samples), flush and close, which raise what it raises; None: a RuntimeWarning for
+            the first one, and for each a line to the logger "packd". Samples are refused after put has returned; stats()["rejected"] counts those known so
+            far, all of them after flush.
         on_progress: called inside put and flush with stats() every progress_seconds.
 
     Raises:

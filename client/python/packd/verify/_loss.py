@@ -96,7 +96,7 @@ def total(value: Any, batch: Batch) -> tuple[float, numpy.ndarray | None]:
         at = int((~numpy.isfinite(weighted)).argmax())
         row, position = divmod(at, batch["tokens"].shape[1])
         place = next((place for place in places(batch) if place.start <= at < place.start + place.length), None)
-        _finite(float(losses.reshape(-1)[at]), f"row {row} position {position}" + (f", in {place}," if place else ""))
+        _finite(float(losses.reshape(-1)[at]), f"row {row} position {position}" + (f" ({place})" if place else ""))
     return float(weighted.sum()), weighted
 
 
