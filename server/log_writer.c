@@ -134,7 +134,8 @@ int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key k
     int rc = mdb_put(log->txn, log->dbs[db], &k, &value, flags | MDB_RESERVE);
     if (rc)
         return pd_log_failed(log, rc, pd_log_db_names[db], error);
-    memcpy(value.mv_data, data, size);
+    if (size > 0) /* data may be NULL then */
+        memcpy(value.mv_data, data, size);
     memcpy((uint8_t *)value.mv_data + size, &seal, sizeof seal);
     log->written_bytes += value.mv_size;
     return 0;
