@@ -191,10 +191,10 @@ static int set_auth(struct walk *walk, const struct pd_key *key, yaml_node_t *no
         struct pd_principal_config *principal = &config->auth[config->auth_count++];
         char place[PATH_MAX_BYTES];
         snprintf(place, sizeof place, "%.150s[%zu]", path, i);
-        rc = pd_keys_default(&pd_principal_keys, principal);
-        if (rc == 0)
-            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
-                              &pd_principal_keys, principal);
+        if (pd_keys_default(&pd_principal_keys, principal) != 0)
+            return no_memory(walk);
+        rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
+                          &pd_principal_keys, principal);
         if (rc != 0)
             return rc;
     }
@@ -257,9 +257,9 @@ static int set_sources(struct walk *walk, const struct pd_key *key, yaml_node_t 
         snprintf(source->name, sizeof source->name, "%s", name);
         char place[PATH_MAX_BYTES];
         snprintf(place, sizeof place, "%.150s.%s", path, name);
-        rc = pd_keys_default(&pd_source_keys, source);
-        if (rc == 0)
-            rc = walk_mapping(walk, value, place, "", &pd_source_keys, source);
+        if (pd_keys_default(&pd_source_keys, source) != 0)
+            return no_memory(walk);
+        rc = walk_mapping(walk, value, place, "", &pd_source_keys, source);
         if (rc != 0)
             return rc;
     }
@@ -359,10 +359,10 @@ static int set_jobs(struct walk *walk, const struct pd_key *key, yaml_node_t *no
         struct pd_job_config *job = &feed->jobs[feed->job_count++];
         char place[PATH_MAX_BYTES];
         snprintf(place, sizeof place, "%.150s[%zu]", path, i);
-        rc = pd_keys_default(&pd_job_keys, job);
-        if (rc == 0)
-            rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
-                              &pd_job_keys, job);
+        if (pd_keys_default(&pd_job_keys, job) != 0)
+            return no_memory(walk);
+        rc = walk_mapping(walk, node_at(walk, node->data.sequence.items.start[i]), place, "",
+                          &pd_job_keys, job);
         if (rc != 0)
             return rc;
     }
@@ -601,12 +601,12 @@ int pd_config_parse(struct pd_config *config, const char *yaml, size_t size, con
                     struct pd_error *error)
 {
     struct pd_config made;
-    int rc = size <= FILE_BYTES_MAX
-                 ? pd_config_default(&made)
-                 : pd_error_set(error, PD_EINVAL, "TOO_LARGE", "%s: %zu bytes, expected at most %u",
-                                name, size, FILE_BYTES_MAX);
+    if (size > FILE_BYTES_MAX)
+        return pd_error_set(error, PD_EINVAL, "TOO_LARGE", "%s: %zu bytes, expected at most %u",
+                            name, size, FILE_BYTES_MAX);
+    int rc = pd_config_default(&made);
     if (rc != 0)
-        return rc;
+        return pd_error_set(error, rc, "NO_MEMORY", "no memory for the configuration");
     rc = check_depth(yaml, size, name, error);
     if (rc != 0) {
         pd_config_fini(&made);
