@@ -49,7 +49,7 @@ class ClientTest(unittest.TestCase):
             self.assertGreaterEqual(sum(n == 700 for n in pieces), len(pieces) // 2)
 
     def test_credit_bounds_it(self):
-        pieces = self.pieces(PushPlan(credit=3000, grant=2000, samples=100, piece=700, raises=[1 << 19]))
+        pieces = self.pieces(PushPlan(credit=3000, grant=2000, step=1500, samples=100, piece=700, raises=[1 << 19]))
         self.assertGreater(max(pieces), 700)
         self.assertLessEqual(max(pieces), 3000)
 
