@@ -197,6 +197,11 @@ const char *ctl_plain(const struct ctl *ctl)
     return attribute(ctl, "\033[0m");
 }
 
+const char *ctl_s(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 /* ---- suggestions ----------------------------------------------------------------------------- */
 
 #define WORD_MAX 32

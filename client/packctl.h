@@ -74,6 +74,8 @@ const char *ctl_bold(const struct ctl *ctl);
 const char *ctl_dim(const struct ctl *ctl);
 const char *ctl_red(const struct ctl *ctl);
 const char *ctl_plain(const struct ctl *ctl);
+/* What makes a noun of so many a plural: "" for 1, else "s". */
+const char *ctl_s(uint64_t count);
 
 /* Text as a quoted JSON string. */
 void ctl_json_string(FILE *out, const char *text);

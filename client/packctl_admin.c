@@ -293,9 +293,9 @@ static const struct option feed_options[] = {{"feed", required_argument, NULL, O
 
 static void print_end_feed(const struct request *r, const json_t *reply)
 {
-    printf("feed %s %s with %" PRIu64 " samples\n", r->feed,
+    printf("feed %s %s with %" PRIu64 " sample%s\n", r->feed,
            json_is_true(json_object_get(reply, "already")) ? "had ended already" : "has ended",
-           number(reply, "samples"));
+           number(reply, "samples"), ctl_s(number(reply, "samples")));
 }
 
 static int run_end_feed(struct ctl *ctl, int argc, char **argv)

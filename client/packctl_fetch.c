@@ -82,9 +82,9 @@ static void print_batch(const struct fetch *fetch, const struct packd_batch *b, 
     const struct packd_totals *t = &b->batch_totals;
     uint64_t pad = t->tail_padding + t->gap + t->row_padding, all = pad + t->real_tokens;
     printf("step %" PRIu64
-           " micro %u rank %u: %ux%u, %zu samples, %s tokens, %.3f %% padding%s%s\n",
+           " micro %u rank %u: %ux%u, %zu sample%s, %s tokens, %.3f %% padding%s%s\n",
            b->step, b->micro, b->dp_rank, b->rows, b->width, b->samples.count,
-           pd_units_format_count(t->real_tokens, tokens, sizeof tokens),
+           ctl_s(b->samples.count), pd_units_format_count(t->real_tokens, tokens, sizeof tokens),
            all ? 100.0 * (double)pad / (double)all : 0.0, path[0] ? ", " : "", path);
 }
 
@@ -211,11 +211,11 @@ static void print_summary(const struct fetch *fetch)
         return;
     }
     char samples[32], tokens[32], speed[32];
-    printf("%s%" PRIu64 " batches, %" PRIu64 " steps, %s samples, %s tokens, %.3f %% padding, "
+    printf("%s%" PRIu64 " batch%s, %" PRIu64 " step%s, %s sample%s, %s tokens, %.3f %% padding, "
            "%s tokens/s%s; %s\n",
-           ctl_bold(fetch->ctl), t->batches, fetch->steps,
-           pd_units_format_count(t->samples, samples, sizeof samples),
-           pd_units_format_count(t->real, tokens, sizeof tokens), 100 * padding,
+           ctl_bold(fetch->ctl), t->batches, t->batches == 1 ? "" : "es", fetch->steps,
+           ctl_s(fetch->steps), pd_units_format_count(t->samples, samples, sizeof samples),
+           ctl_s(t->samples), pd_units_format_count(t->real, tokens, sizeof tokens), 100 * padding,
            pd_units_format_count((uint64_t)rate, speed, sizeof speed), ctl_plain(fetch->ctl),
            strcmp(fetch->end_reason, "END_OF_FEED") == 0 ? "the feed has ended" : "as asked for");
 }
@@ -250,7 +250,9 @@ static int run_all(struct fetch *fetch)
     int rc = fetch_all(fetch);
     if (rc == CTL_OK)
         print_summary(fetch);
-    if (rc == CTL_INTERRUPTED)
+    if (rc == CTL_INTERRUPTED && fetch->last_step < 0)
+        ctl_message("interrupted before a step was complete");
+    else if (rc == CTL_INTERRUPTED)
         ctl_message("interrupted behind step %" PRId64, fetch->last_step);
     packd_job_close(fetch->job);
     return rc;

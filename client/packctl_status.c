@@ -212,9 +212,9 @@ static void print_feed(const struct ctl *ctl, const json_t *feed, uint64_t now_m
     size_t i;
     json_t *at;
     const json_t *jobs = json_object_get(feed, "jobs"), *streams = json_object_get(feed, "streams");
-    printf("\n%sfeed %s%s  %s streams, %s ended%s%s\n", ctl_bold(ctl), text(feed, "name"),
+    printf("\n%sfeed %s%s  %s stream%s, %s ended%s%s\n", ctl_bold(ctl), text(feed, "name"),
            ctl_plain(ctl), count(&s, number(feed, "streams_total")),
-           count(&s, number(feed, "streams_ended")),
+           ctl_s(number(feed, "streams_total")), count(&s, number(feed, "streams_ended")),
            truth(feed, "ended")           ? "; the feed has ended"
            : truth(feed, "end_requested") ? "; the feed is ending"
                                           : "",
@@ -263,10 +263,11 @@ static void print_server(const struct ctl *ctl, const json_t *status)
            word(text(status, "durability"), "DURABILITY_", durability, sizeof durability));
     if (!ready)
         printf("  %snot ready: %s%s\n", ctl_red(ctl), text(status, "not_ready"), ctl_plain(ctl));
-    printf("  log       %s of %s%s (%s held for jobs, %s unplanned), %s records\n",
+    printf("  log       %s of %s%s (%s held for jobs, %s unplanned), %s record%s\n",
            bytes(&s, number(log, "bytes")), bytes(&s, number(log, "max_bytes")),
            disk_limit(log, limit, sizeof limit), bytes(&s, number(log, "planned_held_bytes")),
-           bytes(&s, number(log, "unplanned_bytes")), count(&s, number(log, "records")));
+           bytes(&s, number(log, "unplanned_bytes")), count(&s, number(log, "records")),
+           ctl_s(number(log, "records")));
     printf("  memory    batches %s of %s, ingest %s of %s, process %s\n",
            bytes(&s, number(memory, "batches_bytes")),
            bytes(&s, number(memory, "batches_max_bytes")),

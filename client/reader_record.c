@@ -118,7 +118,8 @@ static int take_integers(const json_t *array, const char *name, int64_t lowest, 
     return out->failed ? pd_client_error(error, PACKD_ENOMEM, "MEMORY", "no memory") : 0;
 }
 
-static int absent(const char *field, const json_t *object, struct packd_error *error)
+static int absent(const char *field, bool explicit_names, const json_t *object,
+                  struct packd_error *error)
 {
     char names[240] = "";
     size_t at = 0;
@@ -129,8 +130,9 @@ static int absent(const char *field, const json_t *object, struct packd_error *e
         if (at < sizeof names)
             at += (size_t)snprintf(names + at, sizeof names - at, "%s%.60s", at ? ", " : "", name);
     }
-    return bad(error, "field %s is not there; the record has %s%s", field,
-               names[0] ? names : "no field", at >= sizeof names ? "..." : "");
+    return bad(error, "no field %s; the record has %s%s%s", field, names[0] ? names : "no field",
+               at >= sizeof names ? "..." : "",
+               explicit_names ? "" : " (the first record of a file decides for all)");
 }
 
 static int take_text(struct pd_record *record, const json_t *object, struct packd_error *error)
@@ -141,7 +143,7 @@ static int take_text(struct pd_record *record, const json_t *object, struct pack
         if ((!value || json_is_null(value)) && !record->explicit_names && record->name_count > 1)
             continue;
         if (!value)
-            return absent(record->names[n], object, error);
+            return absent(record->names[n], record->explicit_names, object, error);
         if (!json_is_string(value))
             return bad(error, "field %s is %s: expected a string", record->names[n],
                        type_name(value));
@@ -170,6 +172,8 @@ static int take_tokens(struct pd_record *record, const json_t *object, struct pa
         return take_text(record, object, error);
     if (!single)
         return take_text(record, object, error);
+    if (!value)
+        return absent(record->names[0], record->explicit_names, object, error);
     return bad(error, "field %s is %s: expected an array of integers", record->names[0],
                type_name(value));
 }

@@ -56,7 +56,8 @@ static const struct pd_key top_keys[] = {
     TOP("http", STRING, http, 0, 0, NULL, "127.0.0.1:7071",
         "Address of the HTTP server: /metrics, /livez, /readyz."),
     TOP("log.path", STRING, log_path, 0, 0, NULL, "./packd-data",
-        "Directory of the log; made when missing. Not on a network file system."),
+        "Directory of the log; made when missing, its parent is not. Not on a network file "
+        "system."),
     TOP("log.max_bytes", BYTES, log_max_bytes, 16 * MIB, 1024 * TIB, NULL, "16GiB",
         "Most bytes the log may use; a full log grants no credit until commits let it be trimmed."),
     TOP("log.durability", CHOICE, durability, 0, 0, WORDS("process", "fsync"), "fsync",

@@ -254,7 +254,10 @@ static int make_directory(const char *path, struct pd_error *error)
 {
     if (mkdir(path, 0700) == 0 || errno == EEXIST)
         return 0;
-    return pd_log_system_error(error, "cannot make the log directory", path, errno);
+    const char *what = errno == ENOENT ? "cannot make the log directory (its parent is missing: "
+                                         "mkdir -p)"
+                                       : "cannot make the log directory";
+    return pd_log_system_error(error, what, path, errno);
 }
 
 static int lock_held(int fd, const char *path, struct pd_error *error)
@@ -318,6 +321,7 @@ const char *pd_log_culprit(const char *dir, int rc)
 
 static int open_error(struct pd_log *log, int rc, const char *what, struct pd_error *error)
 {
+    char limit[32];
     switch (rc) {
     case MDB_VERSION_MISMATCH:
     case MDB_INVALID:
@@ -330,8 +334,12 @@ static int open_error(struct pd_log *log, int rc, const char *what, struct pd_er
         return pd_error_set(error, PD_ECORRUPT, "LOG_DAMAGED", "'%s/data.mdb' is damaged (%s: %s)",
                             log->path, what, mdb_strerror(rc));
     case ENOMEM:
-        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "cannot open the log in '%s': %s",
-                            log->path, mdb_strerror(rc));
+        return pd_error_set(error, PD_ENOMEM, "NO_MEMORY",
+                            "cannot open the log in '%s': %s; its map takes %d x log.max_bytes "
+                            "(%s) of address space: lower log.max_bytes, or raise the limit "
+                            "(ulimit -v; LimitAS= of a unit)",
+                            log->path, mdb_strerror(rc), MAP_FACTOR,
+                            pd_units_format_bytes(log->max_bytes, limit, sizeof limit));
     default:
         return pd_error_set(error, rc == ENOSPC || rc == MDB_MAP_FULL ? PD_EFULL : PD_EIO, "LOG_IO",
                             "cannot open the log in '%s' (%s): %s", log->path, what,

@@ -164,12 +164,13 @@ int main(int argc, char **argv)
 {
     struct replay r = {0};
     struct pd_error error = {0};
+    bool help = argc == 2 && strcmp(argv[1], "--help") == 0;
     if (argc != 2 || argv[1][0] == '-') {
         fputs("usage: packd_replay DIR\n\nDIR is a saved repro: LOG/repros/FEED-JOB-stepN-... The "
               "batch is built and checked again.\nExit 0: it passes now; 1: it fails; 2: the repro "
               "cannot be used.\n",
-              stderr);
-        return UNUSABLE;
+              help ? stdout : stderr);
+        return help ? CLEAN : UNUSABLE;
     }
     int result = replay(&r, argv[1], &error);
     if (result == UNUSABLE && error.text[0])

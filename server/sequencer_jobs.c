@@ -157,17 +157,34 @@ static int spec_field(const char *job, const char *field, uint32_t has, uint32_t
 {
     if (has == wanted)
         return 0;
+    bool regroups = strcmp(field, "step_packs") == 0;
     return pd_error_set(error, PD_EMISMATCH, "SPEC_MISMATCH",
                         "job '%s' runs with %s %u and this rank asks for %u; all ranks of a world "
-                        "must agree, and a new "
-                        "world needs a world_token of its own (packctl fetch --world)",
-                        job, field, has, wanted);
+                        "must agree. Ask for the same, use another job name, delete this job "
+                        "(packctl delete-job --job %s), or let it go on so from its last commit: a "
+                        "new world, with a world_token of its own (packctl fetch --world)%s",
+                        job, field, has, wanted, job, regroups ? " and `regroup` (--regroup)" : "");
+}
+
+static int check_kind(const struct pd_job_spec *has, const struct pd_job_spec *wanted,
+                      struct pd_error *error)
+{
+    static const char *const names[] = {
+        [PD_JOB_TRAINER] = "a training job", [PD_JOB_READER] = "a reader"};
+    if (has->kind == wanted->kind)
+        return 0;
+    return pd_error_set(error, PD_EMISMATCH, "SPEC_MISMATCH",
+                        "job '%s' is %s, not %s; use another job name, or delete this job (packctl "
+                        "delete-job --job %s)",
+                        has->name, names[has->kind], names[wanted->kind], has->name);
 }
 
 static int check_same_spec(const struct pd_job_spec *has, const struct pd_job_spec *wanted,
                            struct pd_error *error)
 {
-    int rc = spec_field(has->name, "step_packs", has->step_packs, wanted->step_packs, error);
+    int rc = check_kind(has, wanted, error);
+    if (!rc)
+        rc = spec_field(has->name, "step_packs", has->step_packs, wanted->step_packs, error);
     if (!rc)
         rc = spec_field(has->name, "dp_size", has->dp_size, wanted->dp_size, error);
     if (!rc)
@@ -177,8 +194,6 @@ static int check_same_spec(const struct pd_job_spec *has, const struct pd_job_sp
     if (!rc)
         rc = spec_field(has->name, "segment_multiple", has->segment_multiple,
                         wanted->segment_multiple, error);
-    if (!rc)
-        rc = spec_field(has->name, "kind", has->kind, wanted->kind, error);
     return rc;
 }
 
@@ -250,7 +265,7 @@ static int raise_generation(struct pd_sequencer *seq, struct pd_seq_feed *feed,
                             struct pd_seq_job *job, struct pd_request_open_job *request,
                             struct pd_error *error)
 {
-    int rc = spec_field(job->spec.name, "kind", job->spec.kind, request->spec.kind, error);
+    int rc = check_kind(&job->spec, &request->spec, error);
     if (!rc)
         rc = check_resume_held(feed, job, request);
     if (!rc && job->spec.step_packs != request->spec.step_packs)

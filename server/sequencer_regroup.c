@@ -29,8 +29,9 @@ static int check_regroup(const struct pd_seq_feed *feed, const struct pd_seq_job
         return pd_error_set(
             error, PD_EMISMATCH, "REGROUP",
             "job '%s' has step_packs %u and this world asks for %u: its steps would be others; set "
-            "`regroup` (packctl fetch --regroup) to go on so from its last commit",
-            job->spec.name, job->spec.step_packs, request->spec.step_packs);
+            "`regroup` (packctl fetch --regroup) to go on so from its last commit, use another job "
+            "name, or delete this job (packctl delete-job --job %s)",
+            job->spec.name, job->spec.step_packs, request->spec.step_packs, job->spec.name);
     if (begin != at)
         return pd_error_set(
             error, PD_EMISMATCH, "REGROUP",

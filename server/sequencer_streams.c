@@ -253,8 +253,8 @@ static int find_lane(const struct pd_seq_feed *feed, uint32_t declared, uint32_t
         return 0;
     return pd_error_set(error, PD_EMISMATCH, "FEED_ENDED",
                         "feed '%s': everything this stream could add to has ended; push to another "
-                        "feed, or delete this one and push to it again",
-                        feed->name);
+                        "feed, or begin this one anew: `packctl delete-feed --feed %s`",
+                        feed->name, feed->name);
 }
 
 static int check_new(const struct pd_sequencer *seq, const struct pd_seq_feed *feed,
@@ -263,9 +263,9 @@ static int check_new(const struct pd_sequencer *seq, const struct pd_seq_feed *f
     if (feed->end_declared)
         return pd_error_set(
             error, PD_EMISMATCH, "FEED_ENDED",
-            "feed '%s' has ended: it takes no new stream '%s'; push to another feed, or "
-            "delete this one and push to it again",
-            feed->name, stream);
+            "feed '%s' has ended: it takes no new stream '%s'; push to another feed, or begin this "
+            "one anew: `packctl delete-feed --feed %s`",
+            feed->name, stream, feed->name);
     if (seq->state.stream_count >= PD_SEQ_STREAMS_MAX)
         return pd_error_set(error, PD_ELIMIT, "TOO_MANY_STREAMS", "the log has %u streams already",
                             seq->state.stream_count);
@@ -456,7 +456,9 @@ static int check_order(const struct pd_seq_stream *stream, const struct pd_seq_f
                             stream->name, (unsigned long long)stream->next_seq);
     if (feed->end_declared)
         return pd_error_set(error, PD_EMISMATCH, "FEED_ENDED",
-                            "feed '%s' has ended: it takes no more samples", feed->name);
+                            "feed '%s' has ended: it takes no more samples; push to another feed, "
+                            "or begin this one anew: `packctl delete-feed --feed %s`",
+                            feed->name, feed->name);
     return 0;
 }
 

@@ -10,7 +10,7 @@ static int train(const char *server)
     /* README: train */
     struct packd_error error = {0};
     struct packd_job *job;
-    struct packd_job_options options = {.server = server, .job = "train", .dp_size = 1, .rows = 2};
+    struct packd_job_options options = {.server = server, .job = "c", .dp_size = 1, .rows = 2};
     if (packd_job_open(&options, &job, &error))
         return fprintf(stderr, "%s\n", error.text), 1;
     const struct packd_batch *batch;

@@ -5,7 +5,8 @@
 #   deploy/install/install.sh [--prefix DIR] [--sysconfdir DIR] [--destdir DIR]      default /usr/local, /etc, nothing
 #
 # Builds first what is not built (tools/setup.sh build installs what that needs): under sudo as the user who called it, so that bazel's files
-# stay his. An existing /etc/packd/packd.yaml is kept. Afterwards run ldconfig where programs shall find libpackd.
+# stay his. An existing /etc/packd/packd.yaml is kept. With a prefix below $HOME the example keeps its log in ~/.local/state/packd and opens no
+# socket, and no systemd unit of the machine is installed. Afterwards run ldconfig where programs shall find libpackd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
     declare "${1#--}=$2"
     shift 2
     ;;
-  -h | --help) sed -n 2,8p "$0"; exit 0 ;;
+  -h | --help) sed -n 2,9p "$0"; exit 0 ;;
   *) echo "install.sh: unknown argument '$1'; see deploy/install/install.sh --help" >&2; exit 2 ;;
   esac
 done
@@ -45,7 +46,9 @@ trap 'rm -rf "$generated"' EXIT
 sed -e "s|@prefix@|$prefix|" -e "s|@libdir@|$libdir|" -e "s|@version@|$version|" deploy/install/packd.pc.in >"$generated/packd.pc"
 put 0644 "$generated/packd.pc" "$to/$libdir/pkgconfig/packd.pc"
 sed -e "s|/usr/bin/packd|$prefix/bin/packd|" -e "s|/etc/packd|$sysconfdir/packd|" deploy/systemd/packd.service >"$generated/packd.service"
-put 0644 "$generated/packd.service" "$to/lib/systemd/system/packd.service"
+home=
+case $prefix/ in "${HOME:-/nowhere}"/*) home=$HOME ;; esac
+[ -n "$home" ] || put 0644 "$generated/packd.service" "$to/lib/systemd/system/packd.service"
 
 deploy/install/man.py --packd "$bin/server/packd" --packctl "$bin/client/packctl" --reference "$bin/server/reference" --out "$generated/man"
 for page in "$generated"/man/*; do
@@ -54,10 +57,15 @@ done
 put 0644 deploy/install/completion.bash "$to/share/bash-completion/completions/packctl"
 ln -sfn packctl "$to/share/bash-completion/completions/packd"
 put 0644 deploy/install/completion.zsh "$to/share/zsh/site-functions/_packctl"
-put 0644 README.md "$to/share/doc/packd/README.md"
-for page in docs/*.md; do
-  put 0644 "$page" "$to/share/doc/packd/$(basename "$page")"
+for page in README.md ARCHITECTURE.md docs/*.md gpu/README.md proto/packd.proto client/examples/*.c; do # as their links go
+  put 0644 "$page" "$to/share/doc/packd/$page"
 done
-put 0644 deploy/packd.yaml "$to/share/doc/packd/packd.yaml"
-[ -e "$destdir$sysconfdir/packd/packd.yaml" ] || put 0644 deploy/packd.yaml "$destdir$sysconfdir/packd/packd.yaml"
-echo "installed packd $version under $to"
+config=deploy/packd.yaml
+if [ -n "$home" ]; then
+  config=$generated/packd.yaml
+  sed -e "s|/var/lib/packd|$home/.local/state/packd|" -e 's|, "unix:[^"]*"||' deploy/packd.yaml >"$config"
+  install -d "$destdir$home/.local/state"
+fi
+put 0644 "$config" "$to/share/doc/packd/packd.yaml"
+[ -e "$destdir$sysconfdir/packd/packd.yaml" ] || put 0644 "$config" "$destdir$sysconfdir/packd/packd.yaml"
+echo "installed packd $version under $to; start it: $prefix/bin/packd --config $sysconfdir/packd/packd.yaml"

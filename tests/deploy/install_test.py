@@ -51,9 +51,34 @@ class InstallTest(unittest.TestCase):
         for name in ("usr/bin/packd", "usr/bin/packctl", "usr/bin/packd_replay", f"{lib}/libpackd.so.0", f"{lib}/libpackd.so", f"{lib}/pkgconfig/packd.pc", "usr/include/packd.h",
                      "usr/share/man/man1/packctl.1", "usr/share/man/man8/packd.8", "usr/share/man/man5/packd.yaml.5",
                      "usr/share/bash-completion/completions/packctl", "usr/share/zsh/site-functions/_packctl", "usr/lib/systemd/system/packd.service",
-                     "usr/share/doc/packd/README.md", "usr/share/doc/packd/CONFIGURATION.md", "etc/packd/packd.yaml"):
+                     "usr/share/doc/packd/README.md", "usr/share/doc/packd/docs/CONFIGURATION.md", "etc/packd/packd.yaml"):
             self.assertTrue(os.path.exists(self.path(name)), name)
         self.assertEqual(run(self.path("usr/bin/packctl"), "version").returncode, 0)
+        asked = run(self.path("usr/bin/packd_replay"), "--help")
+        self.assertEqual((asked.returncode, asked.stderr), (0, ""))
+        self.assertIn("usage: packd_replay DIR", asked.stdout)
+
+    def test_the_installed_pages_link_to_what_is_there(self):
+        pages = self.path("usr/share/doc/packd")
+        with open(os.path.join(pages, "README.md")) as file:
+            targets = re.findall(r"\]\(([^)#:]+)", file.read())
+        self.assertIn("proto/packd.proto", targets)
+        for target in targets:
+            self.assertTrue(os.path.exists(os.path.join(pages, target)), target)
+
+    def test_in_a_home_everything_is_the_users_own(self):
+        with tempfile.TemporaryDirectory() as home:
+            done = run("deploy/install/install.sh", "--prefix", f"{home}/.local", "--sysconfdir", f"{home}/.config", env={**self.environment, "HOME": home})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"{home}/.local/bin/packd --config {home}/.config/packd/packd.yaml", done.stdout)
+            with open(f"{home}/.config/packd/packd.yaml") as file:
+                text = file.read()
+            self.assertIn(f"path: {home}/.local/state/packd\n", text)
+            self.assertNotRegex(text, "unix:|/var/|/run/")
+            self.assertTrue(os.path.isdir(f"{home}/.local/state"))  # packd makes the last level
+            self.assertFalse(os.path.exists(f"{home}/.local/lib/systemd"))
+            done = run(f"{home}/.local/bin/packd", "--config", f"{home}/.config/packd/packd.yaml", "--check-config")
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_configuration_is_kept(self):
         config = self.path("etc/packd/packd.yaml")

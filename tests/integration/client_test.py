@@ -186,7 +186,7 @@ class PushTest(Case):
         done = self.ctl("push", "--end-feed", path, expect=3)
         self.assertIn("w.jsonl:2001:", done.stderr)
         self.assertIn("nothing was sent", done.stderr)
-        self.assertIn("field nope is not there; the record has tokens, key", self.ctl("push", "--field", "nope", path, expect=3).stderr)
+        self.assertIn("no field nope; the record has tokens, key", self.ctl("push", "--field", "nope", path, expect=3).stderr)
         self.assertIn("stdin:2001:", self.ctl("push", "-", stdin=good + "{bad\n", expect=3).stderr)
         pathlib.Path(path).write_text("\n")
         self.assertIn("no sample was found to push", self.ctl("push", path).stdout)

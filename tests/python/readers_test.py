@@ -54,11 +54,20 @@ class ReadersTest(unittest.TestCase):
         named = list(readers.jsonl(self.path("b.jsonl", b'{"prompt": "ab", "text": "x"}'), text="prompt", tokenize=lambda text: [len(text)]))
         self.assertEqual(named, [{"tokens": [2]}])
         for bad, place in ((b'{"tokens": [1]}\n{"tokens"', ":2: not JSON"), (b"[1]", ":1: list: expected an object"),
-                           (b'{"words": "x"}', r":1: the record has \['words'\]: expected tokens or input_ids or text or content"),
+                           (b'{"words": 1, "key": "k"}', r":1: the record has \['key', 'words'\]: expected tokens or input_ids or text or content or other strings"),
                            (b'{"text": ""}', ":1: no tokens"), (b'{"text": 5}', ":1: the record has")):
             with self.assertRaisesRegex(packd.InvalidArgument, "bad.jsonl" + place) as caught:
                 list(readers.jsonl(self.path("bad.jsonl", bad)))
             self.assertEqual(caught.exception.reason, "BAD_RECORD")
+
+    def test_strings_are_joined(self):
+        """As packctl push joins them: tests/unit/reader_record_test.c."""
+        path = self.path("c.jsonl", b'{"question": "q", "n": 1, "key": "k", "answer": "a"}')
+        self.assertEqual([bytes(sample["tokens"]) for sample in readers.jsonl(path)], [b"q\na"])
+        self.assertEqual([bytes(sample["tokens"]) for sample in readers.jsonl(path, text="answer,question")], [b"a\nq"])
+        with self.assertRaisesRegex(packd.InvalidArgument, "expected answer,context"):
+            list(readers.jsonl(path, text="answer,context"))
+        self.assertEqual([bytes(readers.sample(record, "here")["tokens"]) for record in ({"text": 5, "q": "a"}, {"text": "t", "q": "a"})], [b"a", b"t"])
 
     def test_content_id(self):
         one, two = self.path("one", b"a"), self.path("two", b"b")

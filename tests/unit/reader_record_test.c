@@ -95,6 +95,11 @@ static void test_first_record_decides(void **state)
     assert_non_null(strstr(error.text, "q + r"));
     assert_int_equal(parse(&record, "{\"q\": \"\"}", &sample, &error), 0);
     pd_record_fini(&record);
+    assert_int_equal(pd_record_init(&record, NULL, &error), 0);
+    assert_int_equal(parse(&record, "{\"tokens\": [1]}", &sample, &error), 1);
+    assert_int_equal(parse(&record, "{\"text\": \"a\"}", &sample, &error), PACKD_EINVAL);
+    assert_non_null(strstr(error.text, "no field tokens; the record has text (the first record"));
+    pd_record_fini(&record);
 }
 
 static void test_columns(void **state)

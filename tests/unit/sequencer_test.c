@@ -390,6 +390,16 @@ static void test_job_specs(void **unused)
     assert_string_equal(open.base.error.reason, "SPEC_MISMATCH");
     assert_non_null(strstr(open.base.error.text, "dp_size 2"));
     assert_non_null(strstr(open.base.error.text, "asks for 4"));
+    assert_int_equal(open_job(&c, &open, 2, 1, "w1"), PD_EMISMATCH); /* every way out is named */
+    assert_string_equal(open.base.error.reason, "SPEC_MISMATCH");
+    assert_non_null(strstr(open.base.error.text, "step_packs 4"));
+    assert_non_null(strstr(open.base.error.text, "another job name"));
+    assert_non_null(strstr(open.base.error.text, "packctl delete-job --job j"));
+    assert_non_null(strstr(open.base.error.text, "`regroup`"));
+    open = seq_job_request("feed0", "j", 2, 2, 1, "w1");
+    open.spec.kind = PD_JOB_READER;
+    assert_int_equal(seq_call(&c, &open.base), PD_EMISMATCH);
+    assert_non_null(strstr(open.base.error.text, "is a training job, not a reader"));
     assert_int_equal(open_job(&c, &open, 1, 3, "w3"), PD_EMISMATCH);
     assert_string_equal(open.base.error.reason, "REGROUP");
     seq_finish(&c);

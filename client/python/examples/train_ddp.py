@@ -1,6 +1,6 @@
 """Trains the tiny GPT with DDP on packed batches: gradient accumulation, checkpoints, and resume in a world of another size.
 
-    torchrun --nproc-per-node 2 train_ddp.py --server 127.0.0.1:7070 --step-packs 8 --rows 2 --checkpoint tiny.pt
+    torchrun --nproc_per_node 2 train_ddp.py --server 127.0.0.1:7070 --step-packs 8 --rows 2 --checkpoint tiny.pt
 
 A step is --step-packs packs, whatever the world: the number of micro-steps follows from it. So a run that is killed and started again
 with more or fewer processes sees the same samples in every step and divides by the same number. With the same number of processes
@@ -50,6 +50,8 @@ def save(path: Path, model: torch.nn.Module, optimiser: torch.optim.Optimizer, d
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
+    if "RANK" not in os.environ:
+        raise SystemExit("train_ddp.py: no RANK: start it with torchrun --nproc_per_node 2 train_ddp.py ..., which gives each process its rank")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group("gloo", init_method=options.rendezvous, rank=rank, world_size=world)
     accum, left = divmod(options.step_packs, world * options.rows)

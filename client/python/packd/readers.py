@@ -9,9 +9,11 @@
     webdataset(path)       tar files whose members that share a name make a sample
     megatron(prefix)       prefix.bin and prefix.idx
 
-A record holds `tokens` or `input_ids`, optionally labels, loss_mask, weight, key, group and version; or text under `text` or `content`, which
-`tokenize` turns into token ids (None: its UTF-8 bytes). `text=NAME` and `tokens=NAME` name other fields. What a record holds beside that is passed over. One
-that has neither, or no tokens, is an InvalidArgument that names its place.
+A record holds `tokens` or `input_ids`, optionally labels, loss_mask, weight, key, group and version; or text, which `tokenize` turns into token ids
+(None: its UTF-8 bytes): `text` or `content`, else all its strings but key and group, in their order, joined with newlines. That is packctl push's
+rule too, which holds a file to the fields of its first record, while here each record is taken for itself. `text=NAME` (or NAME,NAME, joined) and
+`tokens=NAME` name other fields. What a record holds beside that is passed over. One that has neither, or no tokens, is an InvalidArgument that names
+its place.
 """
 
 from __future__ import annotations
@@ -64,9 +66,9 @@ def sample(record: Mapping[str, Any], where: str, *, tokens: str | None = None, 
     made: Sample = {name: record[name] for name in _CARRIED if record.get(name) is not None}
     ids = next((record[name] for name in ((tokens,) if tokens else () if text else _TOKENS) if record.get(name) is not None), None)
     if ids is None:
-        words = next((record[name] for name in ((text,) if text else () if tokens else _TEXT) if record.get(name) is not None), None)
-        if not isinstance(words, str):
-            wanted = [name for name in (tokens, text) if name] or [*_TOKENS, *_TEXT]
+        words = _words(record, tokens, text)
+        if words is None:
+            wanted = [name for name in (tokens, text) if name] or [*_TOKENS, *_TEXT, "other strings"]
             raise InvalidArgument(f"{where}: the record has {sorted(record)}: expected {' or '.join(wanted)}", reason="BAD_RECORD")
         ids = (tokenize or utf8)(words)
     if not isinstance(ids, Sized):
@@ -74,6 +76,16 @@ def sample(record: Mapping[str, Any], where: str, *, tokens: str | None = None, 
     if len(ids) == 0:
         raise InvalidArgument(f"{where}: no tokens; leave such records out", reason="BAD_RECORD")
     return made | {"tokens": ids}
+
+
+def _words(record: Mapping[str, Any], tokens: str | None, text: str | None) -> str | None:
+    """The text of a record without token ids; None: it has none."""
+    if text or tokens:
+        parts = [record.get(name) for name in (text.split(",") if isinstance(text, str) else [text])] if text else []
+    else:
+        parts = [record[name] for name in _TEXT if isinstance(record.get(name), str)][:1]
+        parts = parts or [value for name, value in record.items() if isinstance(value, str) and name not in ("key", "group")]
+    return "\n".join(parts) if parts and all(isinstance(part, str) for part in parts) else None
 
 
 def jsonl(path: str | os.PathLike, **fields: Any) -> Iterator[Sample]:
