@@ -27,6 +27,7 @@
 #define REASONS_MAX 32
 #define REJECTS_SHOWN 5
 #define TIMEOUT_MS INT64_C(60000)
+#define GRPC_PERMISSION_DENIED 7
 
 struct push {
     struct ctl *ctl;
@@ -42,6 +43,7 @@ struct push {
     uint64_t refused_before; /* of `already`: refused by an earlier push, and not stored */
     uint64_t max_sample_bytes, largest_bytes, largest; /* the largest sample's size and number */
     bool feed_ended, feed_already_ended, fields_told;
+    bool all_stored; /* and the stream ended, where that was asked for */
     struct {
         char reason[40];
         uint64_t count;
@@ -448,6 +450,24 @@ static int check_stored(struct push *push, const struct packd_producer_stats *st
     return ctl_error(push->ctl, &error);
 }
 
+static int end_feed(struct push *push)
+{
+    struct packd_error error = {0};
+    int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
+    int rc = packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error);
+    push->feed_ended = rc == 0;
+    if (rc == 0)
+        return CTL_OK;
+    rc = ctl_error(push->ctl, &error);
+    ctl_message("all samples of it are stored in stream %s, only the feed is not ended: %s"
+                "`packctl end-feed --feed %s`",
+                push->stream,
+                error.grpc_code == GRPC_PERMISSION_DENIED ? "that takes the role admin, as does "
+                                                          : "",
+                push->feed);
+    return rc;
+}
+
 static int finish(struct push *push)
 {
     struct packd_producer_stats stats;
@@ -463,15 +483,8 @@ static int finish(struct push *push)
             "feed %s is not ended, as samples were refused; to end it all the same: packctl "
             "end-feed --feed %s",
             push->feed, push->feed);
-    if (rc == CTL_OK && push->end_feed && complete) {
-        struct packd_error error = {0};
-        int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
-        if (packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error) !=
-            0)
-            return ctl_error(push->ctl, &error);
-        push->feed_ended = true;
-    }
-    return rc;
+    push->all_stored = rc == CTL_OK;
+    return rc == CTL_OK && push->end_feed && complete ? end_feed(push) : rc;
 }
 
 /* ---- the summary ----------------------------------------------------------------------------- */
@@ -641,7 +654,7 @@ static int push_to_server(struct push *push)
     if (rc == CTL_OK) {
         print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
         rc = tell_refused(push, push->refused_before + stats.rejected);
-    } else if (stats.next_seq > stats.first_seq) {
+    } else if (stats.next_seq > stats.first_seq && !push->all_stored) {
         tell_kept(push);
     }
     return rc;
@@ -742,7 +755,9 @@ const struct ctl_command ctl_push_command = {
         "                  all strings of the first record in their order\n"
         "  --skip-bad      count bad records and samples too large for the server instead of "
         "stopping\n"
-        "  --allow-refused exit with 0 though the server refused samples (else with 6)\n"
+        "  --allow-refused exit with 0 though the server refused samples, now or when an earlier "
+        "push\n"
+        "                  of the same input brought them (else with 6)\n"
         "  --end           end the stream afterwards\n"
         "  --end-feed      end the feed afterwards, whoever else pushes to it; not where the "
         "input\n"
