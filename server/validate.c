@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <xxhash.h>
 
 #define MAGIC 0x76616c64
@@ -27,6 +28,7 @@
 #define TOKENS_MAX (4u << 20)
 /* tokens, positions, segment_ids, labels and loss_weight: a batch has at least these */
 #define PAYLOAD_BYTES_PER_TOKEN 20
+#define MEMORY_RETRY_NS UINT64_C(1000000000)
 /* The CPU may be this far ahead of its share, so that a first step does not wait. */
 #define BURST_NS 250000000u
 
@@ -137,13 +139,46 @@ static int self_test(struct pd_validation *v, struct pd_selftest_report *report,
     return 0;
 }
 
+/* Memory may be there a second later. False: packd stops. */
+static bool wait_for_memory(struct pd_validation *v)
+{
+    uint64_t until_ns = pd_clock_mono_ns() + MEMORY_RETRY_NS;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                             .tv_nsec = (long)(until_ns % 1000000000u)};
+    int rc = 0;
+    pthread_mutex_lock(&v->lock);
+    while (rc == 0 && !v->stopping)
+        rc = pthread_cond_clockwait(&v->work, &v->lock, CLOCK_MONOTONIC, &until);
+    bool stopping = v->stopping;
+    pthread_mutex_unlock(&v->lock);
+    return !stopping;
+}
+
+/* Makes the validator; false: there is none. A demanded device is not waited for. */
+static bool make(struct pd_validation *v)
+{
+    bool waits = strcmp(v->config->validate_backend, "cuda") != 0;
+    int rc;
+    do {
+        rc = make_validator(v, &v->start_error);
+        if (rc != 0)
+            pd_log(PD_LOG_ERROR, "validator_failed", "reason=%s text=\"%s\"", v->start_error.reason,
+                   v->start_error.text);
+    } while (rc == PD_ENOMEM && waits && wait_for_memory(v));
+    return rc == 0;
+}
+
 static void first_test(struct pd_validation *v)
 {
     struct pd_selftest_report report = {0};
     struct pd_error error = {0};
     bool off = strcmp(pd_validator_backend(v->validator), "off") == 0;
+    int rc;
     set_phase(v, TESTING);
-    set_phase(v, off || self_test(v, &report, &error) == 0 ? RUNNING : FAILED);
+    do {
+        rc = off ? 0 : self_test(v, &report, &error);
+    } while (rc == PD_ENOMEM && wait_for_memory(v));
+    set_phase(v, rc == 0 ? RUNNING : FAILED);
 }
 
 /* Answers a self-test that was asked for. */
@@ -234,7 +269,7 @@ static void *run(void *ctx)
 {
     struct pd_validation *v = ctx;
     pthread_setname_np(pthread_self(), "validate");
-    if (make_validator(v, &v->start_error) != 0) {
+    if (!make(v)) {
         set_phase(v, FAILED);
         return NULL;
     }

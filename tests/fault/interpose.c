@@ -9,10 +9,11 @@
  *   PACKD_FAULT_TRACE   a file that gets every write to data.mdb, every sync of it, and every write
  *                       to a file named "acks" (struct event and the bytes)
  *
- * An allocation counts where packd's own code asks for it: the caller lies in the program itself
- * and not in a library. A thread is left alone while packd_fault_exempt(1). Any thread. Invariant:
- * a call that is to fail has no effect. It does not fail the calls of other processes, nor those
- * inside libc. */
+ * Calls count from main on. An allocation counts where packd's own code asks for it: the caller
+ * lies in the program itself and not in a library. A thread is left alone while
+ * packd_fault_exempt(1). Any thread. Invariant: a call that is to fail has no effect. It does not
+ * fail the calls of other processes, nor those inside libc. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
@@ -115,10 +116,32 @@ __attribute__((destructor)) static void end(void)
     report(text);
 }
 
+static int (*program_main)(int, char **, char **);
+static atomic_bool begun;
+
+static int begin_main(int count_of_arguments, char **arguments, char **environment)
+{
+    atomic_store(&begun, true);
+    return program_main(count_of_arguments, arguments, environment);
+}
+
+/* What runs before main, such as the CUDA runtime's own start, is not packd's. */
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*rtld_fini)(void), void *stack_end);
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*rtld_fini)(void), void *stack_end)
+{
+    int (*start)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void),
+                 void (*)(void), void *) = dlsym(RTLD_NEXT, "__libc_start_main");
+    program_main = main;
+    return start(begin_main, argc, argv, init, fini, rtld_fini, stack_end);
+}
+
 /* Counts a call; true where it is the one to fail. */
 static bool fails(enum kind kind)
 {
-    if (setup.kind != kind || exempt || atomic_fetch_add(&count, 1) + 1 != setup.at)
+    if (setup.kind != kind || exempt || !atomic_load(&begun) ||
+        atomic_fetch_add(&count, 1) + 1 != setup.at)
         return false;
     report("fired\n");
     errno = setup.error;
