@@ -737,7 +737,7 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
 
 const struct ctl_command ctl_push_command = {
     .name = "push",
-    .arguments = "[--feed F] [--stream S] [--source X] [--field NAME] [--skip-bad] "
+    .arguments = "[--feed F] [--stream S] [--source X] [--field NAMES] [--skip-bad] "
                  "[--allow-refused] [--end] [--end-feed] FILE|DIR|-",
     .summary = "push a file, a directory or JSON lines from stdin",
     .help =
