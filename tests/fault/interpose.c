@@ -10,9 +10,9 @@
  *                       to a file named "acks" (struct event and the bytes)
  *
  * Calls count from main on. An allocation counts where packd's own code asks for it: the caller
- * lies in the program itself and not in a library. A thread is left alone while packd_fault_exempt(1). Any thread. Invariant:
- * a call that is to fail has no effect. It does not fail the calls of other processes, nor those
- * inside libc. */
+ * lies in the program itself and not in a library. A thread is left alone while
+ * packd_fault_exempt(1). Any thread. Invariant: a call that is to fail has no effect. It does not
+ * fail the calls of other processes, nor those inside libc. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
