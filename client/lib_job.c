@@ -236,11 +236,11 @@ static int timed_out(struct packd_job *job, struct packd_error *error)
         return pd_client_error(error, PACKD_ETIMEDOUT, "NOT_READY",
                                "%s: not here yet; the server has not said why", where);
     double seconds = ((double)pd_clock_wall_ns() / 1e6 - (double)w->since_unix_ms) / 1e3;
-    return pd_client_error(error, PACKD_ETIMEDOUT, w->reason_name, "%s: %s for %.1f s%s%s%s%s%s%s",
-                           where, w->reason_name, w->since_unix_ms && seconds > 0 ? seconds : 0.0,
-                           w->streams[0] ? "; streams " : "", w->streams,
-                           w->sources[0] ? "; sources " : "", w->sources, w->text[0] ? "; " : "",
-                           w->text);
+    return pd_client_error(
+        error, PACKD_ETIMEDOUT, w->reason_name, "%s: %s, begun %.1f s ago%s%s%s%s%s%s", where,
+        w->reason_name, w->since_unix_ms && seconds > 0 ? seconds : 0.0,
+        w->streams[0] ? "; streams " : "", w->streams, w->sources[0] ? "; sources " : "",
+        w->sources, w->text[0] ? "; " : "", w->text);
 }
 
 /* One look: 1 where there is a batch, 0 where waiting goes on, else the error's code. */

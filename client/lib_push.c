@@ -237,10 +237,17 @@ static int on_welcome(struct packd_producer *p, const Packd__V1__Welcome *welcom
     int rc = check_next_seq(p, welcome, error);
     if (rc != 0)
         return rc;
+    uint64_t refused = pd_min_u64(welcome->rejected, welcome->next_seq);
     if (!p->welcomed_once) {
         p->stats.next_seq = p->stats.first_seq = welcome->next_seq;
         snprintf(p->stats.log_id, sizeof p->stats.log_id, "%.39s", welcome->log_id);
+        p->stats.rejected_before = refused;
+        snprintf(p->stats.rejected_for, sizeof p->stats.rejected_for, "%.127s",
+                 welcome->rejected_for);
     }
+    /* Some of them in a call that broke before it told. */
+    if (refused > p->stats.rejected_before + p->stats.rejected)
+        p->stats.rejected = refused - p->stats.rejected_before;
     take_limits(p, welcome);
     p->welcomed_once = p->call_welcomed = true;
     p->stats.connected = true;

@@ -142,9 +142,26 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
+/* What gRPC says where one side speaks TLS and the other does not tells nobody so. */
+static void hint_at_tls(const struct ctl *ctl, const struct packd_error *error)
+{
+    const struct packd_tls none = {0}, tls = pd_tls_resolve(&none);
+    bool on = pd_tls_is_on(&tls, ctl->server);
+    if (on && (strstr(error->text, "WRONG_VERSION_NUMBER") ||
+               strstr(error->text, "wrong version number")))
+        ctl_message("that address does not speak TLS: unset PACKD_TLS, PACKD_CA and PACKD_CERT, or "
+                    "name the port that does");
+    else if (!on && strncmp(ctl->server, "unix:", 5) != 0 && strstr(error->text, "Socket closed"))
+        ctl_message(
+            "the server may speak TLS: set PACKD_CA to its authority's file, or PACKD_TLS=1 "
+            "for one the system knows");
+}
+
 int ctl_error(const struct ctl *ctl, const struct packd_error *error)
 {
     ctl_message("%s", error->text);
+    if (exit_of(error->code) == CTL_UNREACHABLE)
+        hint_at_tls(ctl, error);
     if (exit_of(error->code) == CTL_UNREACHABLE && ends_with(ctl->server, ":7071"))
         ctl_message(
             "7071 is by default packd's HTTP port (status page, metrics); packctl speaks to "

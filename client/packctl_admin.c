@@ -119,15 +119,42 @@ static const char *entry_name(const json_t *names, const json_t *column, size_t 
     return name ? name : "?";
 }
 
+/* In words; a value that this packctl does not know as it is. */
+static const char *way_words(const json_t *pack, char *words, size_t size)
+{
+    static const struct {
+        const char *way, *words;
+    } ways[] = {
+        {"PACK_UNSPECIFIED", "short: why was not kept"},
+        {"PACK_EXACT", "full"},
+        {"PACK_BEST", "best fit of the window"},
+        {"PACK_FLUSH", "short: flush"},
+        {"PACK_END", "short: the feed ended"},
+        {"PACK_ROW_PADDING", "padding: the step has no more packs"},
+        {"PACK_SEQUENTIAL", "closed by order"},
+    };
+    const json_t *samples = json_object_get(pack, "samples");
+    const char *way = text(pack, "way");
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        if (strcmp(way, ways[i].way) == 0)
+            way = ways[i].words;
+    if (strcmp(way, "PACK_CAPPED") != 0)
+        return way;
+    (void)snprintf(words, size, "most segments or patches (%zu segments)",
+                   json_array_size(json_object_get(samples, "length")));
+    return words;
+}
+
 static void print_pack(const json_t *pack)
 {
+    char words[80];
     const json_t *samples = json_object_get(pack, "samples");
     const json_t *lengths = json_object_get(samples, "length");
     printf("  pack %" PRId64 "  micro %" PRIu64 " rank %" PRIu64 " row %" PRIu64 "  %s  %" PRIu64
            " tokens, gap %" PRIu64 ", tail %" PRIu64 "\n",
            integer(pack, "pack"), number(pack, "micro"), number(pack, "dp_rank"),
-           number(pack, "row"), text(pack, "way"), number(pack, "tokens"), number(pack, "gap"),
-           number(pack, "tail"));
+           number(pack, "row"), way_words(pack, words, sizeof words), number(pack, "tokens"),
+           number(pack, "gap"), number(pack, "tail"));
     for (size_t i = 0; i < json_array_size(lengths); i++) {
         uint64_t seq =
             (uint64_t)json_number_value(json_array_get(json_object_get(samples, "seq"), i));

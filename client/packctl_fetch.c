@@ -37,6 +37,31 @@ struct fetch {
     struct packd_waiting told; /* the wait last shown */
 };
 
+/* Too few samples for a full window: the wait that people meet first, and can end. */
+static void note_samples(const struct fetch *fetch, const struct packd_waiting *w)
+{
+    char more[48] = "more samples";
+    if (w->samples_needed > 0)
+        snprintf(more, sizeof more, "%" PRIu64 " more sample%s", w->samples_needed,
+                 ctl_s(w->samples_needed));
+    ctl_note(fetch->ctl,
+             "waiting for step %" PRIu64 ": the window needs %s%s%s%s; `packctl flush` or "
+             "`packctl end-feed` lets out what is there",
+             w->step, more, w->streams[0] ? " (streams " : "", w->streams,
+             w->streams[0] ? ")" : "");
+}
+
+/* The server's text names step, streams and sources by itself. */
+static void note_waiting(const struct fetch *fetch, const struct packd_waiting *w)
+{
+    char step[40];
+    size_t size = (size_t)snprintf(step, sizeof step, "step %" PRIu64 ": ", w->step);
+    const char *text = w->text[0] ? w->text : w->reason_name;
+    if (strncmp(text, step, size) == 0)
+        text += size;
+    ctl_note(fetch->ctl, "waiting for step %" PRIu64 ": %s", w->step, text);
+}
+
 /* A wait worth telling: longer than a second, and not told yet. */
 static void show_waiting(struct fetch *fetch, uint64_t since_ns)
 {
@@ -48,9 +73,10 @@ static void show_waiting(struct fetch *fetch, uint64_t since_ns)
                        strcmp(w.streams, fetch->told.streams) == 0))
         return;
     fetch->told = w;
-    ctl_note(fetch->ctl, "step %" PRIu64 " micro %u: %s%s%s%s%s%s%s", w.step, w.micro,
-             w.reason_name, w.streams[0] ? "; streams " : "", w.streams,
-             w.sources[0] ? "; sources " : "", w.sources, w.text[0] ? ": " : "", w.text);
+    if (strcmp(w.reason_name, "WAIT_SAMPLES") == 0)
+        note_samples(fetch, &w);
+    else
+        note_waiting(fetch, &w);
 }
 
 static void on_commit_needed(void *ctx, const struct packd_commit_needed *needed)
@@ -133,7 +159,13 @@ static int next(struct fetch *fetch, const struct packd_batch **batch)
         snprintf(fetch->end_reason, sizeof fetch->end_reason, "%s", error.reason);
         return 0;
     }
-    return rc == 0 ? 1 : -ctl_error(fetch->ctl, &error);
+    if (rc == 0)
+        return 1;
+    int status = ctl_error(fetch->ctl, &error);
+    if (rc == PACKD_ETIMEDOUT)
+        ctl_message("gave up after %.1f s without a batch (%s)", (double)limit_ms / 1e3,
+                    fetch->ctl->timeout_ms >= 0 ? "--timeout" : "--timeout TIME changes that");
+    return -status;
 }
 
 /* A feed that ended before the step asked for has nothing that could be called finished. */

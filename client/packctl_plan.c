@@ -610,7 +610,7 @@ const struct ctl_command ctl_plan_command = {
         "  --assign FILE     write who goes where: pack, sample, part, offset, length\n"
         "  --strategy S      of --assign: none, sequential, best_fit, ffd, bfd, exact\n"
         "  --lengths         FILE holds lengths, whatever its first line looks like\n"
-        "  --field NAME      of JSON records, as with push\n"
+        "  --field NAMES     of JSON records, as with push\n"
         "  --skip-bad        leave bad records out\n",
     .run = run_plan,
 };

@@ -27,6 +27,7 @@
 #define REASONS_MAX 32
 #define REJECTS_SHOWN 5
 #define TIMEOUT_MS INT64_C(60000)
+#define GRPC_PERMISSION_DENIED 7
 
 struct push {
     struct ctl *ctl;
@@ -39,8 +40,10 @@ struct push {
     struct packd_producer *producer;
     struct pd_input *input;
     uint64_t already, sent, tokens, too_large;
+    uint64_t refused_before; /* of `already`: refused by an earlier push, and not stored */
     uint64_t max_sample_bytes, largest_bytes, largest; /* the largest sample's size and number */
     bool feed_ended, feed_already_ended, fields_told;
+    bool all_stored; /* and the stream ended, where that was asked for */
     struct {
         char reason[40];
         uint64_t count;
@@ -435,15 +438,34 @@ static int check_stored(struct push *push, const struct packd_producer_stats *st
 {
     const struct pd_reader_counts *c = pd_input_counts(push->input);
     struct packd_error error = {0};
-    if (push->already > 0 || push->sent > stats->rejected)
+    if (push->already > push->refused_before || push->sent > stats->rejected)
         return CTL_OK;
     print_left_out(push);
     pd_client_error(&error, PACKD_EINVAL, "NO_SAMPLES",
                     "feed %s is not ended: no sample of %s was stored (%" PRIu64
                     " bytes read, %" PRIu64 " records, %" PRIu64
                     " samples refused); to end it all the same: packctl end-feed --feed %s",
-                    push->feed, push->path, c->bytes, c->records, stats->rejected, push->feed);
+                    push->feed, push->path, c->bytes, c->records,
+                    push->refused_before + stats->rejected, push->feed);
     return ctl_error(push->ctl, &error);
+}
+
+static int end_feed(struct push *push)
+{
+    struct packd_error error = {0};
+    int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
+    int rc = packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error);
+    push->feed_ended = rc == 0;
+    if (rc == 0)
+        return CTL_OK;
+    rc = ctl_error(push->ctl, &error);
+    ctl_message("all samples of it are stored in stream %s, only the feed is not ended: %s"
+                "`packctl end-feed --feed %s`",
+                push->stream,
+                error.grpc_code == GRPC_PERMISSION_DENIED ? "that takes the role admin, as does "
+                                                          : "",
+                push->feed);
+    return rc;
 }
 
 static int finish(struct push *push)
@@ -455,21 +477,14 @@ static int finish(struct push *push)
         rc = check_stored(push, &stats);
     if (rc == CTL_OK && push->end && !stats.stream_ended)
         rc = in_slices(push, call_end, NULL);
-    bool complete = stats.rejected == 0 || push->allow_refused;
+    bool complete = push->refused_before + stats.rejected == 0 || push->allow_refused;
     if (rc == CTL_OK && push->end_feed && !complete)
         ctl_message(
             "feed %s is not ended, as samples were refused; to end it all the same: packctl "
             "end-feed --feed %s",
             push->feed, push->feed);
-    if (rc == CTL_OK && push->end_feed && complete) {
-        struct packd_error error = {0};
-        int64_t limit_ms = push->ctl->timeout_ms >= 0 ? push->ctl->timeout_ms : TIMEOUT_MS;
-        if (packd_producer_end_feed(push->producer, limit_ms, &push->feed_already_ended, &error) !=
-            0)
-            return ctl_error(push->ctl, &error);
-        push->feed_ended = true;
-    }
-    return rc;
+    push->all_stored = rc == CTL_OK;
+    return rc == CTL_OK && push->end_feed && complete ? end_feed(push) : rc;
 }
 
 /* ---- the summary ----------------------------------------------------------------------------- */
@@ -492,9 +507,11 @@ static void print_json(const struct push *push, const struct packd_producer_stat
         ctl_json_string(stdout, texts[i].value);
     }
     printf(", \"samples\": %" PRIu64 ", \"already\": %" PRIu64 ", \"pushed\": %" PRIu64
-           ", \"tokens\": %" PRIu64 ", \"rejected\": %" PRIu64 ", \"rejects\": {",
+           ", \"tokens\": %" PRIu64 ", \"rejected_before\": %" PRIu64 ", \"rejected_for\": ",
            push->already + push->sent, push->already, push->sent - stats->rejected, push->tokens,
-           stats->rejected);
+           push->refused_before);
+    ctl_json_string(stdout, push->refused_before ? stats->rejected_for : "");
+    printf(", \"rejected\": %" PRIu64 ", \"rejects\": {", stats->rejected);
     for (unsigned i = 0; i < push->reason_count; i++) {
         printf("%s", i ? ", " : "");
         ctl_json_string(stdout, push->reasons[i].reason);
@@ -511,6 +528,37 @@ static void print_json(const struct push *push, const struct packd_producer_stat
            seconds > 0 ? (double)push->tokens / seconds : 0.0);
 }
 
+static const char *reasons_before(const struct packd_producer_stats *stats)
+{
+    return stats->rejected_for[0] ? stats->rejected_for : "the reason is not known";
+}
+
+/* Some samples are not stored: what is, what is not, and which part of either an earlier push did.
+ */
+static void print_refused(const struct push *push, const struct packd_producer_stats *stats,
+                          double seconds)
+{
+    uint64_t stored_before = push->already - push->refused_before;
+    char stored[64] = "", refused[64] = "", tokens[32];
+    if (push->sent == 0) {
+        printf("stream %s: %" PRIu64 " stored, %" PRIu64 " refused earlier (%s)\n", push->stream,
+               stored_before, push->refused_before, reasons_before(stats));
+        return;
+    }
+    if (stored_before > 0)
+        snprintf(stored, sizeof stored, " (%" PRIu64 " of them earlier)", stored_before);
+    if (push->refused_before > 0)
+        snprintf(refused, sizeof refused, " (%" PRIu64 " earlier)", push->refused_before);
+    printf("stream %s: %" PRIu64 " samples stored%s, %" PRIu64 " refused%s; %s tokens sent in %.1f "
+           "s\n",
+           push->stream, stored_before + push->sent - stats->rejected, stored,
+           push->refused_before + stats->rejected, refused,
+           pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds);
+    if (push->refused_before > 0)
+        printf("  refused earlier: %" PRIu64 " samples, %s\n", push->refused_before,
+               reasons_before(stats));
+}
+
 static void print_summary(const struct push *push, const struct packd_producer_stats *stats,
                           double seconds)
 {
@@ -520,23 +568,21 @@ static void print_summary(const struct push *push, const struct packd_producer_s
         print_json(push, stats, seconds);
         return;
     }
-    if (push->sent == 0 && push->already == 0)
+    bool refused = push->refused_before + stats->rejected > 0;
+    if (refused)
+        print_refused(push, stats, seconds);
+    else if (push->sent == 0 && push->already == 0)
         printf("stream %s: no sample was found to push\n", push->stream);
     else if (push->sent == 0)
         printf("stream %s: all %s samples were there already; nothing to do\n", push->stream,
                pd_units_format_count(push->already, samples, sizeof samples));
-    else if (stats->rejected > 0)
-        printf("stream %s: %" PRIu64 " samples stored, %" PRIu64 " refused; %s tokens sent in %.1f "
-               "s\n",
-               push->stream, push->sent - stats->rejected, stats->rejected,
-               pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds);
     else
         printf("stream %s: %s samples, %s tokens pushed in %.1f s (%s tokens/s)\n", push->stream,
                pd_units_format_count(push->sent, samples, sizeof samples),
                pd_units_format_count(push->tokens, tokens, sizeof tokens), seconds,
                pd_units_format_count(seconds > 0 ? (uint64_t)((double)push->tokens / seconds) : 0,
                                      rate, sizeof rate));
-    if (push->sent > 0 && push->already > 0)
+    if (!refused && push->sent > 0 && push->already > 0)
         printf("  %" PRIu64 " samples were there already\n", push->already);
     for (unsigned i = 0; i < push->reason_count; i++)
         printf("  refused: %" PRIu64 " samples, %s\n", push->reasons[i].count,
@@ -566,6 +612,20 @@ static int open_producer(struct push *push)
     return CTL_OK;
 }
 
+/* Pushing the same input again sends none of them, whatever the rules have become. */
+static int tell_refused(const struct push *push, uint64_t refused)
+{
+    if (refused == 0 || push->allow_refused)
+        return CTL_OK;
+    ctl_message("%" PRIu64 " samples were refused and are not stored (--allow-refused: not an "
+                "error)",
+                refused);
+    ctl_message("with other rules, `packctl delete-stream --stream %s --feed %s` and push again; "
+                "or push those samples alone to another --stream",
+                push->stream, push->feed);
+    return CTL_REFUSED;
+}
+
 /* Opens the stream, which exists from then on, and pushes. */
 static int push_to_server(struct push *push)
 {
@@ -578,6 +638,8 @@ static int push_to_server(struct push *push)
     ctl_catch_signals(); /* from here on there is something to end in order */
     packd_producer_stats(push->producer, &stats);
     push->max_sample_bytes = stats.max_sample_bytes;
+    /* What a pipe goes on behind is no part of its input. */
+    push->refused_before = push->appends ? 0 : stats.rejected_before;
     if (!push->skip_bad && push->largest_bytes > push->max_sample_bytes) {
         ctl_message("%s: sample %" PRIu64 " has %" PRIu64
                     " bytes: the server takes at most %" PRIu64
@@ -591,13 +653,8 @@ static int push_to_server(struct push *push)
     packd_producer_stats(push->producer, &stats);
     if (rc == CTL_OK) {
         print_summary(push, &stats, (double)(pd_clock_mono_ns() - push->started_ns) / 1e9);
-        if (stats.rejected > 0 && !push->allow_refused) {
-            ctl_message("%" PRIu64 " samples were refused and are not stored (--allow-refused: not "
-                        "an error)",
-                        stats.rejected);
-            rc = CTL_REFUSED;
-        }
-    } else if (stats.next_seq > stats.first_seq) {
+        rc = tell_refused(push, push->refused_before + stats.rejected);
+    } else if (stats.next_seq > stats.first_seq && !push->all_stored) {
         tell_kept(push);
     }
     return rc;
@@ -680,7 +737,7 @@ static int run_push(struct ctl *ctl, int argc, char **argv)
 
 const struct ctl_command ctl_push_command = {
     .name = "push",
-    .arguments = "[--feed F] [--stream S] [--source X] [--field NAME] [--skip-bad] "
+    .arguments = "[--feed F] [--stream S] [--source X] [--field NAMES] [--skip-bad] "
                  "[--allow-refused] [--end] [--end-feed] FILE|DIR|-",
     .summary = "push a file, a directory or JSON lines from stdin",
     .help =
@@ -698,7 +755,9 @@ const struct ctl_command ctl_push_command = {
         "                  all strings of the first record in their order\n"
         "  --skip-bad      count bad records and samples too large for the server instead of "
         "stopping\n"
-        "  --allow-refused exit with 0 though the server refused samples (else with 6)\n"
+        "  --allow-refused exit with 0 though the server refused samples, now or when an earlier "
+        "push\n"
+        "                  of the same input brought them (else with 6)\n"
         "  --end           end the stream afterwards\n"
         "  --end-feed      end the feed afterwards, whoever else pushes to it; not where the "
         "input\n"

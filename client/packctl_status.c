@@ -58,12 +58,17 @@ static const char *steps_up_to(struct shown *shown, int64_t step)
     return step < 0 ? "never" : count(shown, (uint64_t)step + 1);
 }
 
-static double padding_rate(const json_t *served)
+/* In percent; "-" where nothing was served. */
+static const char *padding(struct shown *shown, const json_t *served)
 {
+    char *buf = shown->buf[shown->at++ % 16];
     uint64_t pad = number(served, "tail_padding") + number(served, "tail") + number(served, "gap") +
                    number(served, "row_padding");
     uint64_t all = pad + number(served, "real");
-    return all ? 100.0 * (double)pad / (double)all : 0;
+    if (all == 0)
+        return "-";
+    (void)snprintf(buf, sizeof shown->buf[0], "%.3f %%", 100.0 * (double)pad / (double)all);
+    return buf;
 }
 
 /* "12 s", "3 min", "2 h", "5 d". */
@@ -118,11 +123,11 @@ static void print_job(const struct ctl *ctl, const json_t *job, uint64_t now_ms)
     const json_t *spec = json_object_get(job, "spec");
     size_t i;
     json_t *rank;
-    printf("    %-20.64s %6" PRIu64 " %9s %9s %9s %8s %9.3f%%  %s\n", text(job, "name"),
+    printf("    %-20.64s %6" PRIu64 " %9s %9s %9s %8s %10s  %s\n", text(job, "name"),
            number(spec, "step_packs"), steps_up_to(&s, integer(job, "planned_step")),
            steps_up_to(&s, integer(job, "delivered_step")),
            steps_up_to(&s, integer(job, "committed_step")), bytes(&s, number(job, "bytes_held")),
-           padding_rate(json_object_get(job, "served")),
+           padding(&s, json_object_get(job, "served")),
            !truth(job, "started")                          ? "not opened yet"
            : truth(job, "released")                        ? "released (idle)"
            : strcmp(text(spec, "kind"), "JOB_READER") == 0 ? "reader"
@@ -173,8 +178,8 @@ static void print_feed_numbers(const struct ctl *ctl, const json_t *feed)
     printf("\n  packs     %s planned (horizon %s, lowest %s)\n",
            count(&s, number(feed, "planned_packs")), count(&s, number(feed, "horizon_pack")),
            count(&s, number(feed, "lowest_pack")));
-    printf("  served    %s tokens, %s%.3f %% padding%s\n", count(&s, number(served, "real")),
-           ctl_bold(ctl), padding_rate(served), ctl_plain(ctl));
+    printf("  served    %s tokens, %s%s padding%s (since the start, all jobs)\n",
+           count(&s, number(served, "real")), ctl_bold(ctl), padding(&s, served), ctl_plain(ctl));
     printf("  log       %s of %s\n", bytes(&s, number(feed, "log_bytes")),
            bytes(&s, number(feed, "log_max_bytes")));
 }

@@ -57,6 +57,26 @@ struct pd_pack {
     uint32_t used_slots; /* sum of slot_tokens, <= seq_len */
 };
 
+/* What closed a pack. Values are stored beside the plan: never renumber. */
+enum pd_pack_way {
+    PD_PACK_UNKNOWN,    /* of a pack planned before this was kept */
+    PD_PACK_EXACT,      /* filled to the brim */
+    PD_PACK_BEST,       /* nothing in the window filled it exactly */
+    PD_PACK_FLUSH,      /* the window was short: a flush */
+    PD_PACK_END,        /* the window was short: the feed has nothing more for it */
+    PD_PACK_CAPPED,     /* the cap on segments or patches */
+    PD_PACK_SEQUENTIAL, /* order: strategies sequential and none */
+};
+#define PD_PACK_WAYS (PD_PACK_SEQUENTIAL + 1)
+
+/* Told for people: part of no digest. */
+struct pd_pack_why {
+    enum pd_pack_way way;
+    /* Log position that the window had been filled up to: of the record that kept it short, or else
+     * of the block furthest behind that was drawn from. 0 where the way is unknown. */
+    uint64_t filled_to;
+};
+
 /* Sums over packs; index order is pack order, then segment order. */
 struct pd_totals {
     uint64_t real_tokens;    /* sum of length_tokens */

@@ -227,9 +227,41 @@ static int settle_window(struct pd_planner *planner, const struct pd_supply *sup
     }
 }
 
+static uint64_t ended_at(const struct pd_lanes *lanes)
+{
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < lanes->count; i++)
+        if (lanes->lane[i].end_at != PD_PLACE_NEVER && lanes->lane[i].end_at > last)
+            last = lanes->lane[i].end_at;
+    return last;
+}
+
+/* Of the pack just fitted, while the flush that kept its window short is still open. */
+static struct pd_pack_why why_closed(const struct pd_planner *planner, int how,
+                                     const struct pd_pack *pack, bool capped)
+{
+    const struct pd_rules *rules = &planner->rules;
+    bool in_order =
+        rules->strategy == PD_STRATEGY_SEQUENTIAL || rules->strategy == PD_STRATEGY_NONE;
+    bool more = rules->strategy == PD_STRATEGY_NONE || planner->window.count > 0;
+    struct pd_pack_why why = {.way = PD_PACK_BEST};
+    if (how == PD_REFILL_SHORT)
+        why = (struct pd_pack_why){PD_PACK_FLUSH, pd_records_limit(&planner->records)};
+    else if (how == PD_REFILL_ENDED)
+        why = (struct pd_pack_why){PD_PACK_END, ended_at(&planner->lanes)};
+    if (in_order && (more || how == PD_REFILL_FULL))
+        why.way = PD_PACK_SEQUENTIAL;
+    if (capped && rules->strategy != PD_STRATEGY_NONE)
+        why.way = PD_PACK_CAPPED;
+    if (pack->used_slots == rules->seq_len)
+        why.way = PD_PACK_EXACT;
+    return why;
+}
+
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want)
 {
+    bool capped;
     PD_MAGIC_CHECK(planner, PD_PLANNER_MAGIC);
     pd_pack_clear(pack);
     pd_lanes_forget(&planner->lanes);
@@ -237,17 +269,36 @@ int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
     int how = settle_window(planner, supply, want);
     if (how < 0)
         return how;
-    int rc =
-        pd_fit_next(&planner->rules, &planner->window, &planner->solver, pack, &planner->stats);
+    int rc = pd_fit_next(&planner->rules, &planner->window, &planner->solver, pack, &planner->stats,
+                         &capped);
     if (rc != 0)
         return rc;
     PD_CHECK(pack->segment_count > 0 && pack->used_slots <= planner->rules.seq_len);
+    planner->why = why_closed(planner, how, pack, capped);
     pack->number = planner->next_pack++;
     planner->changed = false;
     planner->stats.packs++;
     if (how == PD_REFILL_SHORT)
         pd_records_flushed(&planner->records);
     return 0;
+}
+
+/* A lane that is repeated has been read to its end before. */
+static uint64_t drawn_to(const struct pd_lane *lane)
+{
+    return lane->pass > 0 && lane->end_at != PD_PLACE_NEVER ? lane->end_at : lane->cursor.block;
+}
+
+struct pd_pack_why pd_planner_why(const struct pd_planner *planner)
+{
+    struct pd_pack_why why = planner->why;
+    PD_MAGIC_CHECK(planner, PD_PLANNER_MAGIC);
+    if (why.way == PD_PACK_UNKNOWN || why.filled_to > 0)
+        return why;
+    for (uint32_t i = 0; i < planner->lanes.count; i++)
+        if (drawn_to(&planner->lanes.lane[i]) > why.filled_to)
+            why.filled_to = drawn_to(&planner->lanes.lane[i]);
+    return why;
 }
 
 const struct pd_rules *pd_planner_rules(const struct pd_planner *planner)

@@ -215,6 +215,9 @@ int pd_planner_control(struct pd_planner *planner, const struct pd_control *cont
 int pd_planner_next(struct pd_planner *planner, const struct pd_supply *supply,
                     struct pd_pack *pack, struct pd_want *want) PD_MUST_CHECK;
 
+/* Why the pack made last is no fuller; way PD_PACK_UNKNOWN before the first. Walks the lanes. */
+struct pd_pack_why pd_planner_why(const struct pd_planner *planner);
+
 /* The rules in force at the next pack. */
 const struct pd_rules *pd_planner_rules(const struct pd_planner *planner);
 /* The first pack that a change told now can act on: its from_pack must not be lower. */

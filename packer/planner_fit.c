@@ -27,6 +27,7 @@ struct fit {
     uint32_t keys;              /* room left */
     uint64_t segments, patches; /* room left; more than there can be where there is no cap */
     uint32_t count;             /* of window->chosen */
+    bool patched;               /* of what was looked for last, some had too many patches */
 };
 
 /* Into the pack and out of its fifo; it leaves the window with the others. Never a dormant one: the
@@ -88,8 +89,9 @@ static bool fits(const struct fit *fit, uint32_t slot)
 }
 
 /* The oldest entry of the largest size <= key whose patches fit too. */
-static uint32_t largest_at_most(const struct fit *fit, uint32_t key)
+static uint32_t largest_at_most(struct fit *fit, uint32_t key)
 {
+    fit->patched = false;
     for (uint32_t tries = 0; tries < PATCH_TRIES && key > 0; tries++) {
         key = pd_bits_at_most(&fit->window->sizes, key);
         if (key == PD_BITS_NONE)
@@ -97,6 +99,7 @@ static uint32_t largest_at_most(const struct fit *fit, uint32_t key)
         uint32_t slot = pd_window_first(fit->window, key);
         if (patches_fit(fit, slot))
             return slot;
+        fit->patched = true;
         key--;
     }
     return PD_SLOT_NONE;
@@ -224,6 +227,8 @@ static void fit_sequential(struct fit *fit)
     do
         choose(fit, slot);
     while ((slot = fit->window->nodes[slot].newer) != PD_SLOT_NONE && fits(fit, slot));
+    fit->patched = slot != PD_SLOT_NONE && fit->window->nodes[slot].key <= fit->keys &&
+                   !patches_fit(fit, slot);
 }
 
 /* Standard deviation below a quarter of the mean, and fewer than eight a pack. */
@@ -249,7 +254,7 @@ static void fit_exact(struct fit *fit, struct pd_solver *solver)
 }
 
 int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct pd_solver *solver,
-                struct pd_pack *pack, struct pd_planner_stats *stats)
+                struct pd_pack *pack, struct pd_planner_stats *stats, bool *capped)
 {
     struct fit fit = {.rules = rules,
                       .window = window,
@@ -271,5 +276,6 @@ int pd_fit_next(const struct pd_rules *rules, struct pd_window *window, struct p
         fit_best(&fit, pd_window_oldest(window));
         break;
     }
+    *capped = fit.segments == 0 || fit.patched;
     return move_chosen(&fit, pack, stats);
 }

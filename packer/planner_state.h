@@ -34,6 +34,7 @@ struct pd_planner {
     struct pd_records records;
     struct pd_pending pending;
     struct pd_pruned pruned; /* the head admitted last, or the pending one's */
+    struct pd_pack_why why;  /* of the pack made last; filled_to 0: the window was full */
     struct pd_planner_stats stats;
     struct pd_prune_stats prune_stats;
 };

@@ -63,14 +63,18 @@ static void take_jobs(struct pd_collector *collector, uint32_t feed_index)
 
 static void take_history(struct pd_collector *collector, uint32_t feed_index)
 {
+    struct pd_collected_feed *feed = &collector->feeds[feed_index];
     struct pd_watch_sums sums;
     pd_watch_sums(collector->sources.watch, feed_index, &sums);
+    if (sums.renewed != feed->renewed)
+        feed->history = (struct pd_history){0};
+    feed->renewed = sums.renewed;
     const struct pd_history_mark mark = {
         .at_ns = pd_clock_mono_ns(),
         .real = sums.real,
         .positions = sums.real + sums.gap + sums.tail + sums.row_padding,
         .pushed = pd_metric_feed_value(PD_F_INGEST_TOKENS, feed_index)};
-    pd_history_note(&collector->feeds[feed_index].history, &mark);
+    pd_history_note(&feed->history, &mark);
 }
 
 static void take_feed(struct pd_collector *collector, uint32_t feed_index)

@@ -19,7 +19,8 @@ struct pd_collected_feed {
     struct pd_stall stall;
     struct pd_job_view *jobs; /* like status->feeds[].jobs; owned, ranks too; NULL: no memory */
     uint32_t job_count;
-    struct pd_history history;
+    struct pd_history history; /* of the feed that there is now */
+    uint64_t renewed;          /* how often it has begun anew, as history has it */
 };
 
 struct pd_collector {

@@ -324,7 +324,9 @@ static int open_socket(const char *address, int *fd, struct pd_error *error)
         return 0;
     if (*fd >= 0)
         close(*fd);
-    return bind_refused(error, address, strerror(failed));
+    char why[160];
+    snprintf(why, sizeof why, "%s; choose another with --http, or in `http`", strerror(failed));
+    return bind_refused(error, address, why);
 }
 
 static void name_socket(int fd, char *name, size_t size)

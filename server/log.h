@@ -87,11 +87,12 @@ int pd_log_read_head(struct pd_log_reader *reader, uint32_t feed, uint64_t block
 int pd_log_read_body(struct pd_log_reader *reader, uint64_t block, uint64_t offset, size_t size,
                      void *dst) PD_MUST_CHECK;
 /* What held when pack `number` was planned, for the header of batches: the chain over the plans
- * 0 .. number, the digest of the feed's configuration and the planner's version in force. Errors
- * as pd_log_read_pack. */
+ * 0 .. number, the digest of the feed's configuration and the planner's version in force. For
+ * people: what closed the pack. Errors as pd_log_read_pack. */
 struct pd_plan_facts {
     uint64_t plan_digest, config_digest;
-    uint32_t planner_version;
+    uint32_t planner_version; /* below 2^31 */
+    struct pd_pack_why why;
 };
 int pd_log_read_plan_facts(struct pd_log_reader *reader, uint32_t feed, uint64_t number,
                            struct pd_plan_facts *facts) PD_MUST_CHECK;

@@ -318,15 +318,16 @@ static int check_block(struct verify *verify, const MDB_val *key)
 static void check_plan(struct verify *verify, const MDB_val *key, struct pd_reader content)
 {
     uint32_t feed = pd_log_key_u32(key, 0);
-    uint64_t pack = pd_log_key_u64(key, 4), digest = pd_reader_u64(&content);
+    uint64_t pack = pd_log_key_u64(key, 4);
+    struct pd_plan_facts facts;
     char text[120];
-    (void)pd_reader_u64(&content);
-    (void)pd_reader_u32(&content);
+    bool whole = pd_log_plan_facts(&content, &facts);
+    uint64_t digest = facts.plan_digest;
     bool follows = verify->chained && verify->feed == feed && verify->pack + 1 == pack;
     uint64_t before = follows ? verify->digest : 0;
     verify->findings->packs++;
-    if ((follows || pack == 0) &&
-        digest != pd_plan_digest_next(before, content.at, pd_reader_left(&content))) {
+    if (!whole || ((follows || pack == 0) &&
+                   digest != pd_plan_digest_next(before, content.at, pd_reader_left(&content)))) {
         snprintf(text, sizeof text, "pack %llu of feed number %u breaks the chain of digests",
                  (unsigned long long)pack, feed);
         damage(verify, text);

@@ -113,6 +113,8 @@ int pd_log_unseal(enum pd_log_db db, const MDB_val *key, const MDB_val *value,
  * process. */
 int pd_log_get_sealed(struct pd_log *log, MDB_txn *txn, enum pd_log_db db, struct pd_log_key key,
                       struct pd_reader *content, struct pd_error *error) PD_MUST_CHECK;
+/* Reads what stands before the encoding of a pack in a plan; false: it is cut short. */
+bool pd_log_plan_facts(struct pd_reader *content, struct pd_plan_facts *facts) PD_MUST_CHECK;
 int pd_log_put_sealed(struct pd_log *log, enum pd_log_db db, struct pd_log_key key,
                       const void *data, size_t size, unsigned flags,
                       struct pd_error *error) PD_MUST_CHECK;

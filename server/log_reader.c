@@ -92,10 +92,7 @@ static int read_plan(struct pd_log_reader *reader, uint32_t feed, uint64_t numbe
     int rc = pd_log_get_sealed(reader->log, reader->txn, PD_DB_PLANS, key, content, NULL);
     if (rc)
         return rc;
-    facts->plan_digest = pd_reader_u64(content);
-    facts->config_digest = pd_reader_u64(content);
-    facts->planner_version = pd_reader_u32(content);
-    return content->failed ? PD_ECORRUPT : 0;
+    return pd_log_plan_facts(content, facts) ? 0 : PD_ECORRUPT;
 }
 
 /* Whether the pack continues the digest chain of the one before. A pack before it that is trimmed,

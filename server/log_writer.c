@@ -20,7 +20,9 @@
 #define LEAF_BYTES 4080u        /* of a page, for nodes */
 #define LEAF_NODES_MIN 2u       /* LMDB keeps values out of the leaf of which not so many fit */
 #define BLOCK_RECORD_BYTES 48u
-#define PLAN_FACTS_BYTES 20u
+#define PLAN_FACTS_BYTES 29u
+/* In the planner's version of a plan: what closed the pack follows. Plans of old lack it. */
+#define PLAN_HAS_WHY 0x80000000u
 #define BLOCK_TREE_PAGES 12u /* leaves and branches touched by one block, at most */
 #define DISK_SLACK_BYTES (1u << 20)
 
@@ -385,6 +387,31 @@ uint64_t pd_plan_digest_next(uint64_t digest, const void *encoded_pack, size_t s
     return XXH3_64bits_withSeed(encoded_pack, size, digest);
 }
 
+bool pd_log_plan_facts(struct pd_reader *content, struct pd_plan_facts *facts)
+{
+    *facts = (struct pd_plan_facts){.plan_digest = pd_reader_u64(content)};
+    facts->config_digest = pd_reader_u64(content);
+    uint32_t version = pd_reader_u32(content);
+    facts->planner_version = version & ~PLAN_HAS_WHY;
+    if (version & PLAN_HAS_WHY) {
+        uint8_t way = pd_reader_u8(content);
+        uint64_t filled_to = pd_reader_u64(content);
+        if (way < PD_PACK_WAYS) /* else a later packd's */
+            facts->why = (struct pd_pack_why){(enum pd_pack_way)way, filled_to};
+    }
+    return !content->failed;
+}
+
+static void put_why(struct pd_buf *buf, const struct pd_plan_facts *facts)
+{
+    bool known = facts->why.way != PD_PACK_UNKNOWN;
+    pd_buf_put_u32(buf, facts->planner_version | (known ? PLAN_HAS_WHY : 0));
+    if (!known)
+        return;
+    pd_buf_put_u8(buf, (uint8_t)facts->why.way);
+    pd_buf_put_u64(buf, facts->why.filled_to);
+}
+
 int pd_log_put_pack(struct pd_log *log, uint32_t feed, uint64_t number,
                     const struct pd_plan_facts *facts, const struct pd_buf *encoded_pack,
                     struct pd_error *error)
@@ -393,7 +420,7 @@ int pd_log_put_pack(struct pd_log *log, uint32_t feed, uint64_t number,
     pd_buf_clear(buf);
     pd_buf_put_u64(buf, facts->plan_digest);
     pd_buf_put_u64(buf, facts->config_digest);
-    pd_buf_put_u32(buf, facts->planner_version);
+    put_why(buf, facts);
     pd_buf_put(buf, encoded_pack->data, encoded_pack->size_bytes);
     if (buf->failed)
         return pd_error_set(error, PD_ENOMEM, "NO_MEMORY", "out of memory writing a plan");

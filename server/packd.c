@@ -469,6 +469,8 @@ static int start_serve(void *ctx, struct pd_error *error)
     d->skip_step = (struct pd_skip_step){.config = &d->config, .serve = d->serve};
     *pd_serve_hooks(d->serve) = (struct pd_serve_hooks){.served = pd_watch_delivered,
                                                         .served_ctx = d->watch,
+                                                        .renewed = pd_watch_renewed,
+                                                        .renewed_ctx = d->watch,
                                                         .repro = pd_repro_save,
                                                         .repro_ctx = &d->repro,
                                                         .skip = pd_skip_step_ask,

@@ -46,6 +46,10 @@ struct pd_tokenizer {
     uint8_t size;
 };
 
+/* Why samples of a stream were refused, each reason once, with ", " between; a reason that does not
+ * fit is left out. */
+#define PD_REJECTED_FOR_MAX 128
+
 /* Hello. PD_ENOTFOUND UNKNOWN_FEED; PD_EEXIST CONTENT_CHANGED (another content_id, both named),
  * SOURCE_CHANGED, STREAM_IN_OTHER_FEED; PD_EMISMATCH UNKNOWN_SOURCE, STREAM_NOT_DECLARED,
  * FEED_ENDED, TOKENIZER_MISMATCH; PD_EINVAL BAD_NAME; PD_ELIMIT TOO_MANY_STREAMS, TOO_MANY_SOURCES.
@@ -59,6 +63,8 @@ struct pd_request_open_stream {
     uint32_t feed_index, stream_id, lane, source_id;
     uint64_t epoch;    /* of this call on the stream; carried by its appends */
     uint64_t next_seq; /* first seq not in the log */
+    uint64_t rejected; /* samples below it that were refused */
+    char rejected_for[PD_REJECTED_FOR_MAX];
     bool ended;
 };
 

@@ -10,6 +10,7 @@
 struct pd_stream_status {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1], producer[256], content_id[256];
     uint64_t next_seq, samples, tokens, blocks, duplicates, rejected;
+    char rejected_for[PD_REJECTED_FOR_MAX];
     uint64_t bytes;        /* of the bodies of accepted samples */
     uint64_t log_bytes;    /* pages of the log that its blocks take, refused samples included */
     uint64_t last_wall_ns; /* when its newest block came; 0 = none */

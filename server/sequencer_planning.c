@@ -403,7 +403,8 @@ static int write_pack(struct pd_sequencer *seq, struct pd_seq_feed *feed)
     struct pd_error error = {0};
     struct pd_plan_facts facts = {.plan_digest = feed->plan_digest,
                                   .config_digest = feed->config_digest,
-                                  .planner_version = PD_PLANNER_VERSION};
+                                  .planner_version = PD_PLANNER_VERSION,
+                                  .why = pd_planner_why(feed->planner)};
     int rc = pd_log_put_pack(seq->log, feed->number, feed->packs - 1, &facts, &seq->body, &error);
     feed->plan_bytes += pd_log_plan_bytes(&seq->body);
     return rc ? pd_seq_write_failed(seq, rc, &error) : 0;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #define JOB_VERSION 4 /* 1 had no commit_every, 2 neither world nor skipped steps, 3 ended there */
-#define STREAM_VERSION 3 /* 1 ended with `ended`, 2 with the times */
+#define STREAM_VERSION 4 /* 1 ended with `ended`, 2 with the times, 3 with `deleted` */
 #define FEED_VERSION \
     6 /* 1 ended with the lanes, 2 the refusals, 3 lowest_pack, 4 the weights, 5 settings */
 
@@ -59,6 +59,7 @@ void pd_seq_stream_encode(const struct pd_seq_stream *stream, struct pd_buf *row
     pd_buf_put_u64(row, stream->log_bytes);
     pd_buf_put_u64(row, stream->last_wall_ns);
     pd_buf_put_u8(row, stream->deleted);
+    put_text(row, stream->rejected_for);
 }
 
 int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
@@ -86,6 +87,8 @@ int pd_seq_stream_decode(struct pd_seq_stream *stream, struct pd_reader row)
     }
     if (version > 2)
         stream->deleted = pd_reader_u8(&row) != 0;
+    if (version > 3)
+        get_text(&row, stream->rejected_for, sizeof stream->rejected_for);
     return row_done(&row);
 }
 

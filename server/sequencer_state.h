@@ -53,6 +53,7 @@ struct pd_seq_stream {
     char name[PD_NAME_MAX + 1], source[PD_NAME_MAX + 1];
     char producer[256], content_id[256];
     uint64_t next_seq, samples, tokens, bytes, rejected; /* bytes: of accepted samples */
+    char rejected_for[PD_REJECTED_FOR_MAX];              /* "": none, or all before rows kept it */
     uint64_t blocks, log_bytes, last_wall_ns;
     bool ended;
     bool deleted; /* its name is free again; the number stays, for packs that name it */

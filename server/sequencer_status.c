@@ -99,6 +99,7 @@ static void copy_stream(const struct pd_seq_stream *stream, struct pd_stream_sta
     status->last_wall_ns = stream->last_wall_ns;
     status->duplicates = stream->duplicates;
     status->rejected = stream->rejected;
+    memcpy(status->rejected_for, stream->rejected_for, sizeof status->rejected_for);
     status->ended = stream->ended;
     status->connected = stream->connected;
     status->deleted = stream->deleted;

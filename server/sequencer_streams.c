@@ -398,6 +398,8 @@ int pd_seq_open_stream(struct pd_sequencer *seq, struct pd_request_open_stream *
     request->source_id = stream->source_id;
     request->epoch = stream->epoch;
     request->next_seq = stream->next_seq;
+    request->rejected = stream->rejected;
+    memcpy(request->rejected_for, stream->rejected_for, sizeof request->rejected_for);
     request->ended = stream->ended;
     return 0;
 }
@@ -475,9 +477,24 @@ static uint64_t *refusal_place(struct pd_seq_feed *feed, const char *reason)
     return &place->count;
 }
 
+/* Adds the reason to the stream's, unless it is there or has no room. */
+static void note_reason(struct pd_seq_stream *stream, const char *reason)
+{
+    size_t used = strlen(stream->rejected_for), size = strlen(reason);
+    for (const char *at = stream->rejected_for; *at; at += strspn(at, ", ")) {
+        size_t word = strcspn(at, ",");
+        if (word == size && memcmp(at, reason, size) == 0)
+            return;
+        at += word;
+    }
+    if (used + size + 3 <= sizeof stream->rejected_for)
+        snprintf(stream->rejected_for + used, sizeof stream->rejected_for - used, "%s%s",
+                 used ? ", " : "", reason);
+}
+
 /* Those of duplicates were counted when they came first. */
-static void count_refusals(struct pd_seq_feed *feed, const struct pd_request_append *request,
-                           uint32_t first_index)
+static void count_refusals(struct pd_seq_stream *stream, struct pd_seq_feed *feed,
+                           const struct pd_request_append *request, uint32_t first_index)
 {
     for (uint32_t i = 0; i < request->refusal_count; i++) {
         const struct pd_refusal *refusal = &request->refusals[i];
@@ -486,6 +503,7 @@ static void count_refusals(struct pd_seq_feed *feed, const struct pd_request_app
         if (end <= from)
             continue;
         *refusal_place(feed, refusal->reason) += end - from;
+        note_reason(stream, refusal->reason);
         feed->dirty = true;
     }
 }
@@ -551,7 +569,7 @@ static int append_new(struct pd_sequencer *seq, struct pd_seq_stream *stream,
     if (rc)
         return pd_seq_write_failed(seq, rc, error);
     count_duplicates(seq, stream, request, head->first_index);
-    count_refusals(feed, request, head->first_index);
+    count_refusals(stream, feed, request, head->first_index);
     count_samples(seq, stream, feed, head);
     struct pd_log_block_facts facts = {.position = head->position,
                                        .held_bytes = pd_log_block_held_bytes(request->block),

@@ -234,10 +234,13 @@ void pd_serve_feed_reset(struct pd_serve *serve, uint32_t feed_index)
     serve->gauges.halted_feeds -= feed->halted;
     feed->halted = false;
     feed->progress = (struct pd_feed_progress){0};
+    feed->totals = (struct pd_served_totals){0};
     feed->log_number = pd_log_feed_number(serve->log, feed_index);
     pthread_cond_broadcast(&serve->work);
     pthread_mutex_unlock(&serve->lock);
     pd_after_run(&after);
+    if (serve->hooks.renewed)
+        serve->hooks.renewed(serve->hooks.renewed_ctx, feed_index);
 }
 
 void pd_serve_job_deleted(struct pd_serve *serve, uint32_t feed_index, uint32_t job_id)

@@ -27,6 +27,10 @@ typedef void pd_repro_fn(void *ctx, const struct pd_assemble_order *order,
  * borrowed. `full_step`: its step is not the job's last, partly filled one. Must be quick. */
 typedef void pd_served_fn(void *ctx, const struct pd_ready_batch *batch, bool full_step);
 
+/* Hears that the feed begins anew, empty: on the sequencer's thread, once nothing of the one before
+ * can count any more but batches that are being reported. */
+typedef void pd_renewed_fn(void *ctx, uint32_t feed_index);
+
 /* A step that serve wants left out, because a batch of it cannot be served and nothing of it has
  * been handed out (validate.on_violation: skip_step). */
 struct pd_skip_order {
@@ -52,6 +56,8 @@ struct pd_serve_hooks {
     void *repro_ctx;
     pd_served_fn *served;
     void *served_ctx;
+    pd_renewed_fn *renewed;
+    void *renewed_ctx;
     pd_skip_fn *skip;
     void *skip_ctx;
     pd_corrupt_fn *corrupt;

@@ -6,7 +6,8 @@
 
 #include "server/serve.h"
 
-/* Counters of served positions per feed, for status and metrics. */
+/* Counters of served positions, for status: of a feed since the start of the process, or since it
+ * began anew. */
 struct pd_served_totals {
     uint64_t batches, rereads, steps_complete;
     uint64_t real_tokens, gap_tokens, tail_tokens, row_padding_tokens, overlap_tokens;

@@ -35,10 +35,11 @@ struct watched_feed {
     _Atomic uint32_t name_count;
     struct pd_watch_row rows[PD_WATCH_ROWS_MAX]; /* a ring; under the lock */
     uint64_t row_total;
+    struct pd_watch_sums before; /* all that was served of feeds before this one; under the lock */
 };
 
 struct pd_watch {
-    pthread_mutex_t lock; /* the rings, and adding names */
+    pthread_mutex_t lock; /* the rings, adding names, feeds that begin anew */
     struct watched_feed *feeds;
     uint32_t feed_count;
 };
@@ -306,16 +307,44 @@ void pd_watch_put_tokens(struct pd_watch *watch, struct pd_metrics_writer *write
     }
 }
 
+/* Of all feeds that there have been under the name. */
+static struct pd_watch_sums sums_ever(const struct watched_feed *feed)
+{
+    struct pd_watch_sums sums = {.row_padding = atomic_load(&feed->row_padding)};
+    for (uint32_t i = 0; i < PD_WATCH_SLOTS; i++) {
+        sums.real += atomic_load(&feed->slots[i].real);
+        sums.gap += atomic_load(&feed->slots[i].gap);
+        sums.tail += atomic_load(&feed->slots[i].tail);
+    }
+    return sums;
+}
+
 void pd_watch_sums(struct pd_watch *watch, uint32_t feed_index, struct pd_watch_sums *sums)
 {
     PD_CHECK(feed_index < watch->feed_count);
     const struct watched_feed *feed = &watch->feeds[feed_index];
-    *sums = (struct pd_watch_sums){.row_padding = atomic_load(&feed->row_padding)};
-    for (uint32_t i = 0; i < PD_WATCH_SLOTS; i++) {
-        sums->real += atomic_load(&feed->slots[i].real);
-        sums->gap += atomic_load(&feed->slots[i].gap);
-        sums->tail += atomic_load(&feed->slots[i].tail);
-    }
+    pthread_mutex_lock(&watch->lock);
+    const struct pd_watch_sums before = feed->before;
+    *sums = sums_ever(feed);
+    pthread_mutex_unlock(&watch->lock);
+    sums->real -= before.real;
+    sums->gap -= before.gap;
+    sums->tail -= before.tail;
+    sums->row_padding -= before.row_padding;
+    sums->renewed = before.renewed;
+}
+
+void pd_watch_renewed(void *ctx, uint32_t feed_index)
+{
+    struct pd_watch *watch = ctx;
+    PD_CHECK(feed_index < watch->feed_count);
+    struct watched_feed *feed = &watch->feeds[feed_index];
+    pthread_mutex_lock(&watch->lock);
+    uint64_t renewed = feed->before.renewed + 1;
+    feed->before = sums_ever(feed);
+    feed->before.renewed = renewed;
+    feed->row_total = 0;
+    pthread_mutex_unlock(&watch->lock);
 }
 
 const char *pd_watch_source(struct pd_watch *watch, uint32_t feed_index, uint32_t slot)

@@ -32,12 +32,17 @@ void pd_watch_free(struct pd_watch *watch); /* NULL is allowed */
 /* A pd_served_fn with the watch as ctx. Any thread. */
 void pd_watch_delivered(void *watch, const struct pd_ready_batch *batch, bool full_step);
 
+/* A pd_renewed_fn with the watch as ctx: sums and rows are those of the new feed. The counters of
+ * the metrics, which go by the name, go on. Any thread. */
+void pd_watch_renewed(void *watch, uint32_t feed_index);
+
 /* The family packd_pack_tokens_total; takes no lock. */
 void pd_watch_put_tokens(struct pd_watch *watch, struct pd_metrics_writer *writer);
+/* Of the feed that there is now; `renewed`: how often it has begun anew. */
 struct pd_watch_sums {
     uint64_t real, gap, tail, row_padding;
+    uint64_t renewed;
 };
-/* Takes no lock. */
 void pd_watch_sums(struct pd_watch *watch, uint32_t feed_index, struct pd_watch_sums *sums);
 /* The slot's name, "" for slot 0; NULL: nothing has it. Takes no lock. */
 const char *pd_watch_source(struct pd_watch *watch, uint32_t feed_index, uint32_t slot);

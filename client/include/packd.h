@@ -234,6 +234,11 @@ struct packd_producer_stats {
     /* Why nothing moves: "STATE: text" of the server, where the credit does not grow, or
      * "REASON: text" of the failure, where there is no connection; "" where all is well. */
     char waiting[160];
+    /* Samples below first_seq that the server refused when they were pushed: they count as durable
+     * and are not stored. Their reasons, each once, with ", " between. 0 and "" of a server that
+     * does not tell. */
+    uint64_t rejected_before;
+    char rejected_for[128];
 };
 
 struct packd_producer;

@@ -84,6 +84,34 @@ static Packd__V1__SampleTable *samples_of(struct explanation *of, const struct p
     return table;
 }
 
+static Packd__V1__PackWay way_of(enum pd_pack_way way)
+{
+    static const Packd__V1__PackWay ways[PD_PACK_WAYS] = {
+        [PD_PACK_UNKNOWN] = PACKD__V1__PACK_WAY__PACK_UNSPECIFIED,
+        [PD_PACK_EXACT] = PACKD__V1__PACK_WAY__PACK_EXACT,
+        [PD_PACK_BEST] = PACKD__V1__PACK_WAY__PACK_BEST,
+        [PD_PACK_FLUSH] = PACKD__V1__PACK_WAY__PACK_FLUSH,
+        [PD_PACK_END] = PACKD__V1__PACK_WAY__PACK_END,
+        [PD_PACK_CAPPED] = PACKD__V1__PACK_WAY__PACK_CAPPED,
+        [PD_PACK_SEQUENTIAL] = PACKD__V1__PACK_WAY__PACK_SEQUENTIAL,
+    };
+    return ways[way];
+}
+
+/* What closed the pack. Of plans that do not say so it is known whether they are full. */
+static void explain_why(const struct explanation *of, const struct pd_pack *pack,
+                        Packd__V1__ExplainPack *out)
+{
+    struct pd_plan_facts facts;
+    if (pack->used_slots == of->feed->rules.seq_len)
+        out->way = PACKD__V1__PACK_WAY__PACK_EXACT;
+    if (pd_log_read_plan_facts(of->reader, of->feed_index, pack->number, &facts) != 0 ||
+        facts.why.way == PD_PACK_UNKNOWN)
+        return;
+    out->way = way_of(facts.why.way);
+    out->record = facts.why.filled_to;
+}
+
 static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t entry,
                                             const struct pd_pack *pack)
 {
@@ -103,8 +131,7 @@ static Packd__V1__ExplainPack *explain_pack(struct explanation *of, uint32_t ent
     }
     pd_totals_add(&totals, pack, of->feed->layout.loss, of->feed->layout.cost);
     out->pack = (int64_t)pack->number;
-    if (pack->used_slots == of->feed->rules.seq_len)
-        out->way = PACKD__V1__PACK_WAY__PACK_EXACT;
+    explain_why(of, pack, out);
     out->tokens = totals.real_tokens;
     out->gap = totals.gap_tokens;
     out->tail = of->feed->rules.seq_len - pack->used_slots;

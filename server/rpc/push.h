@@ -21,6 +21,8 @@ struct push {
     uint32_t feed_index, stream_id, lane, source_id;
     uint64_t epoch;
     bool stream_was_ended;
+    uint64_t rejected_before; /* by earlier calls, and why */
+    char rejected_for[PD_REJECTED_FOR_MAX];
     uint64_t next_seq; /* expected next, with what is on the way */
     uint64_t durable_seq;
     uint64_t duplicates, rejected;

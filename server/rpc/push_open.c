@@ -113,6 +113,8 @@ static void on_opened(struct pd_ask *ask)
         push->source_id = request->source_id;
         push->next_seq = push->durable_seq = request->next_seq;
         push->stream_was_ended = request->ended;
+        push->rejected_before = request->rejected;
+        memcpy(push->rejected_for, request->rejected_for, sizeof push->rejected_for);
         push->state = STREAMING;
         push->welcome_due = true;
         push_output(push);

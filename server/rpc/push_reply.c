@@ -153,6 +153,8 @@ static void send_welcome(struct push *push)
     welcome.server_version = (char *)rpc->options.version;
     welcome.seq_len = push->rules.seq_len;
     welcome.vocab_size = push->rules.vocab_size;
+    welcome.rejected = push->rejected_before;
+    welcome.rejected_for = push->rejected_for;
     response.what_case = PACKD__V1__PUSH_RESPONSE__WHAT_WELCOME;
     response.welcome = &welcome;
     send_response(push, &response);

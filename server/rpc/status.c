@@ -227,6 +227,8 @@ static void fill_stream(Packd__V1__StreamStatus *out, const struct pd_stream_sta
     out->content_id = (char *)stream->content_id;
     out->held_bytes = stream->log_bytes;
     out->last_unix_ms = stream->last_wall_ns / 1000000u;
+    out->rejected = stream->rejected;
+    out->rejected_for = (char *)stream->rejected_for;
 }
 
 /* A page of streams in the order of their names. */

@@ -225,6 +225,13 @@ class TlsTest(Case):
             self.assertIn("PACKD_KEY", half.stderr)
             both = packctl(PACKD_CERT=self.client_cert, PACKD_KEY=self.client_key)
             self.assertEqual(both.returncode, 0, both.stderr)
+            plain = packctl(PACKD_CA="")
+            self.assertEqual(plain.returncode, 4, plain.stderr)
+            self.assertIn("the server may speak TLS: set PACKD_CA", plain.stderr)
+        with harness.Daemon() as packd:
+            wrong = packctl()
+            self.assertEqual(wrong.returncode, 4, wrong.stderr)
+            self.assertIn("does not speak TLS: unset PACKD_TLS, PACKD_CA", wrong.stderr)
 
     def test_files_that_cannot_serve_are_a_start_error(self):
         for tls, word in (({"cert": "/nowhere.crt"}, "/nowhere.crt"), ({"key": self.cert}, "PRIVATE KEY"), ({"client_ca": self.key}, "CERTIFICATE"),
@@ -248,6 +255,16 @@ class PrincipalTest(Case):
     def daemon(self, **extra):
         feeds = [{"name": name, "seq_len": 64, "window": 32} for name in ("web", "code")]
         return harness.Daemon(feeds=feeds, extra={"auth": self.auth(), **extra})
+
+    def test_packctl_without_the_role_to_end_a_feed(self):
+        with self.daemon() as packd:
+            done = subprocess.run([harness.PACKCTL, "--server", packd.address, "push", "--feed", "web", "--stream", "s", "--end-feed", "-"],
+                                  input='{"tokens": [1]}\n', env={**os.environ, "PACKD_TOKEN": self.PRODUCER}, capture_output=True, text=True,
+                                  timeout=60)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("all samples of it are stored in stream s, only the feed is not ended: that takes the role admin", done.stderr)
+            self.assertIn("packctl end-feed --feed web", done.stderr)
+            self.assertNotIn("same input again", done.stderr)
 
     def test_roles_and_feeds(self):
         with self.daemon() as packd, channel(packd.address) as made:

@@ -245,6 +245,38 @@ class ControlTest(unittest.TestCase):
             self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
             packd.start()
 
+    def test_a_new_feed_has_served_nothing(self):
+        """After DeleteFeed status and page show the new feed; counters of metrics, which go by the name, go on."""
+        def page():
+            return json.loads(packd.http("/status.json")[1])["feeds"][0]
+
+        def counters():
+            return {k: v for k, v in packd.metrics().items() if k.startswith("packd_pack_tokens_total")}
+
+        with harness.Daemon(feeds=[FEED], extra=DAEMON) as packd:
+            peer.open_job(packd.address)
+            nothing = packd.packctl("status").stdout
+            self.assertIn("served    0 tokens, - padding (since the start, all jobs)", nothing)
+            self.assertRegex(nothing, r"(?m)^    train +1 .* -  ")
+            push(packd, "a", samples(100, length=60))
+            fetched_some(packd, "default")
+            harness.wait_for("all counts", lambda: status_of(packd).served.real == 1200)
+            harness.wait_for("the page shows what was served", lambda: len(page()["rows"]) == 20 and page()["padding"]["all"])
+            self.assertRegex(packd.packctl("status").stdout, r"served    1,200 tokens, 6\.250 % padding \(since the start, all jobs\)")
+            before = counters()
+            self.assertGreater(sum(before.values()), 0)
+            peer.admin(packd.address, "DeleteFeed", pb.DeleteFeedRequest(force=True))
+            self.assertIn("served    0 tokens, - padding", packd.packctl("status").stdout)
+            harness.wait_for("the page begins anew", lambda: page()["rows"] == [] and page()["padding"]["all"] is None)
+            self.assertEqual([page()["padding"][k] for k in ("now", "hour")], [None, None])
+            after = counters()
+            self.assertEqual(after, before)
+            push(packd, "b", samples(40, length=32))
+            fetched_some(packd, "default", steps=4)
+            harness.wait_for("all counts", lambda: status_of(packd).served.real == 256)
+            harness.wait_for("the new feed's page", lambda: len(page()["rows"]) == 4 and page()["padding"]["all"] == 0)
+            self.assertIn("served    256 tokens, 0.000 % padding", packd.packctl("status").stdout)
+
     def test_delete_feed_under_ranks(self):
         """Over and over, while producers push and ranks fetch: they are told, and nothing is taken for damage."""
         codes, over, batches = collections.Counter(), threading.Event(), [0]

@@ -103,6 +103,18 @@ class LifecycleTest(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn(str(packd.process.pid), done.stderr)
 
+    def test_a_log_that_cannot_be_opened_says_what_to_do(self):
+        directory = harness.scratch()
+        for log, words in (({"path": f"{directory}/log", "max_bytes": "64TiB"}, ("log.max_bytes (64.0TiB)", "address space", "ulimit -v")),
+                           ({"path": f"{directory}/missing/log"}, (f"{directory}/missing/log", "its parent is missing", "mkdir -p"))):
+            with open(f"{directory}/packd.yaml", "w") as file:
+                json.dump({"listen": ["127.0.0.1:0"], "http": "127.0.0.1:0", "log": log}, file)
+            self.assertEqual(run("--config", file.name, "--check-config").returncode, 0)
+            done = run("--config", file.name)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr)
+
     def test_http(self):
         with harness.Daemon(feeds=[FEED]) as packd:
             self.assertEqual(packd.http("/livez")[0], 200)

@@ -9,6 +9,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import peer  # noqa: E402
 from harness import PACKCTL, Daemon, scratch, wait_for  # noqa: E402
 
 SEED = int(os.environ.get("PACKD_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
@@ -36,6 +37,45 @@ class RestartTest(unittest.TestCase):
     def rows(self, count):
         return [{"tokens": [self.random.randrange(1, 1000) for _ in range(self.random.randrange(1, 200))], "key": str(i)}
                 for i in range(count)]
+
+    def push_file(self, *arguments, expect):
+        done = self.daemon.packctl("push", *arguments, check=False)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done
+
+    def test_refused_samples_are_told_by_every_push(self):
+        path = os.path.join(self.directory, "long.jsonl")
+        with open(path, "w") as file:
+            file.write("".join(json.dumps({"tokens": [1] * count}) + "\n" for count in (300, 3, 4, 301, 5)))
+        with self.daemon:
+            done = self.push_file("--stream", "s", path, expect=6)
+            self.assertIn("3 samples stored, 2 refused; ", done.stdout)
+            self.assertIn("packctl delete-stream --stream s --feed default", done.stderr)
+            for restart in range(2):
+                done = self.push_file("--stream", "s", "--end-feed", path, expect=6)
+                self.assertIn("stream s: 3 stored, 2 refused earlier (OVER_LENGTH)", done.stdout)
+                self.assertIn("feed default is not ended", done.stderr)
+                self.assertIn("packctl delete-stream --stream s --feed default", done.stderr)
+                if restart == 0:
+                    self.restart()
+            summary = json.loads(self.push_file("--json", "--stream", "s", path, expect=6).stdout)
+            self.assertEqual([summary[name] for name in ("already", "pushed", "rejected", "rejected_before", "rejected_for")],
+                             [5, 0, 0, 2, "OVER_LENGTH"])
+            part = peer.Push(self.socket, stream="part", content_id=summary["content_id"])
+            part.welcome()
+            part.block([[1] * 300, [1] * 3, [1] * 4])
+            part.wait_durable(3)
+            part.close()
+            done = self.push_file("--stream", "part", path, expect=6)
+            self.assertIn("stream part: 3 samples stored (2 of them earlier), 2 refused (1 earlier); ", done.stdout)
+            self.assertIn("refused: 1 samples, OVER_LENGTH", done.stdout)
+            self.assertIn("refused earlier: 1 samples, OVER_LENGTH", done.stdout)
+            streams = json.loads(self.daemon.packctl("--json", "status", "--streams").stdout)["feeds"][0]["streams"]
+            self.assertEqual([(s["name"], int(s["rejected"]), s["rejected_for"]) for s in streams],
+                             [("part", 2, "OVER_LENGTH"), ("s", 2, "OVER_LENGTH")])
+            self.assertFalse(self.daemon.status()["feeds"][0].get("end_requested", False))
+            done = self.push_file("--stream", "s", "--end-feed", "--allow-refused", path, expect=0)
+            self.assertIn("feed default ended", done.stdout)
 
     def test_push_and_fetch_through_kills(self):
         with self.daemon:

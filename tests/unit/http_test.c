@@ -308,7 +308,8 @@ static void refused(const struct server *server, const char *address, const char
 static void test_bind_refusals(void **state)
 {
     struct server *server = *state;
-    refused(server, pd_http_address(server->http), "Address already in use");
+    refused(server, pd_http_address(server->http),
+            "Address already in use; choose another with --http");
     refused(server, "192.0.2.1:0", "Cannot assign requested address");
     refused(server, "no-colon", "expected host:port");
     refused(server, "127.0.0.1:http-or-so", "cannot listen");

@@ -516,6 +516,48 @@ static void test_records(void **unused)
 }
 
 /* A start on a full disk leaves nothing that a later start would take for a log that is lost. */
+/* Plans say what closed the pack; those of a packd that did not keep it, and those of a later one
+ * that knows another way, are read all the same. */
+static void test_plan_says_why(void **unused)
+{
+    (void)unused;
+    static const int ways[] = {PD_PACK_UNKNOWN, PD_PACK_EXACT, PD_PACK_SEQUENTIAL, PD_PACK_WAYS};
+    struct seq_case c = {0};
+    struct pd_error error;
+    struct pd_log_reader *reader;
+    struct pd_pack pack = {0};
+    struct pd_plan_facts found;
+    uint64_t digest = 0;
+    seq_case_dir(&c, "why");
+    struct pd_log *log = open_log(c.dir, PD_DURABILITY_PROCESS);
+    begin(log);
+    for (uint64_t k = 0; k < PD_COUNT_OF(ways); k++) {
+        struct pd_buf body = {0};
+        pack.number = k;
+        pd_pack_encode(&pack, &body);
+        digest = pd_plan_digest_next(digest, body.data, body.size_bytes);
+        struct pd_plan_facts facts = {digest, 77, 5, {(enum pd_pack_way)ways[k], 900 + k}};
+        assert_int_equal(pd_log_put_pack(log, 0, k, &facts, &body, &error), 0);
+        pd_buf_fini(&body);
+    }
+    commit(log);
+    assert_int_equal(pd_log_reader_new(log, &reader, &error), 0);
+    assert_int_equal(pd_log_reader_begin(reader), 0);
+    for (uint64_t k = 0; k < PD_COUNT_OF(ways); k++) {
+        bool known = ways[k] > PD_PACK_UNKNOWN && ways[k] < PD_PACK_WAYS;
+        assert_int_equal(pd_log_read_pack(reader, 0, k, &pack), 0);
+        assert_int_equal(pd_log_read_plan_facts(reader, 0, k, &found), 0);
+        assert_int_equal(found.config_digest, 77);
+        assert_int_equal(found.planner_version, 5);
+        assert_int_equal(found.why.way, known ? ways[k] : PD_PACK_UNKNOWN);
+        assert_int_equal(found.why.filled_to, known ? 900 + k : 0);
+    }
+    pd_log_reader_end(reader);
+    pd_log_reader_free(reader);
+    pd_pack_fini(&pack);
+    pd_log_close(log);
+}
+
 static void test_begun_in_vain(void **unused)
 {
     (void)unused;
@@ -570,13 +612,14 @@ static void test_stopped_scan(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reopen),       cmocka_unit_test(test_two_opens),
-        cmocka_unit_test(test_bad_places),   cmocka_unit_test(test_damaged_identity),
-        cmocka_unit_test(test_missing),      cmocka_unit_test(test_counts_damaged),
-        cmocka_unit_test(test_truncated),    cmocka_unit_test(test_fault),
-        cmocka_unit_test(test_failed_sync),  cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_snapshots),    cmocka_unit_test(test_records),
-        cmocka_unit_test(test_stopped_scan), cmocka_unit_test(test_begun_in_vain),
+        cmocka_unit_test(test_reopen),        cmocka_unit_test(test_two_opens),
+        cmocka_unit_test(test_bad_places),    cmocka_unit_test(test_damaged_identity),
+        cmocka_unit_test(test_missing),       cmocka_unit_test(test_counts_damaged),
+        cmocka_unit_test(test_truncated),     cmocka_unit_test(test_fault),
+        cmocka_unit_test(test_failed_sync),   cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_snapshots),     cmocka_unit_test(test_records),
+        cmocka_unit_test(test_stopped_scan),  cmocka_unit_test(test_plan_says_why),
+        cmocka_unit_test(test_begun_in_vain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -122,6 +122,7 @@ static void test_refusals_and_close(void **unused)
         assert_true(status.records >= 4);
         assert_int_equal(feed->streams[0].samples, 2 + 1);
         assert_int_equal(feed->streams[0].rejected, 3 + 1);
+        assert_string_equal(feed->streams[0].rejected_for, "BAD_MASK, BAD_WEIGHT");
         assert_int_equal(feed->streams[0].bytes, (10 + 40 + 40) * 8);
         assert_int_equal(feed->streams[0].blocks, 2);
         assert_true(feed->streams[0].log_bytes >= 2 * (10 + 20 + 30 + 40 + 50) * 8);
@@ -139,6 +140,8 @@ static void test_refusals_and_close(void **unused)
         }
     }
     assert_int_equal(seq_open(&c, &newer), 0);
+    assert_int_equal(newer.open.rejected, 3 + 1);
+    assert_string_equal(newer.open.rejected_for, "BAD_MASK, BAD_WEIGHT");
     close.epoch = newer.open.epoch;
     assert_int_equal(seq_call(&c, &close.base), 0);
     struct pd_request_status status = seq_status(&c);

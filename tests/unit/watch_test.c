@@ -137,6 +137,26 @@ static void check_rows(struct pd_watch *watch, const struct layout_case *c)
     }
 }
 
+/* A feed that begins anew has sums and rows of its own; counters go on. */
+static void check_renewed(struct pd_watch *watch, const struct layout_case *c,
+                          const uint32_t *sources, const struct pd_watch_sums *first)
+{
+    struct pd_watch_row rows[PD_WATCH_ROWS_MAX];
+    struct pd_watch_sums sums;
+    pd_watch_renewed(watch, 0);
+    pd_watch_sums(watch, 0, &sums);
+    assert_true(sums.real == 0 && sums.gap == 0 && sums.tail == 0 && sums.row_padding == 0);
+    assert_int_equal(sums.renewed, first->renewed + 1);
+    assert_int_equal(pd_watch_rows(watch, 0, rows), 0);
+    assert_int_equal(slot_value(watch, "", "row_padding"), first->row_padding);
+    deliver(watch, c, sources);
+    pd_watch_sums(watch, 0, &sums);
+    assert_int_equal(sums.real, first->real);
+    assert_int_equal(sums.row_padding, first->row_padding);
+    assert_int_equal(slot_value(watch, "", "row_padding"), 2 * first->row_padding);
+    check_rows(watch, c);
+}
+
 static void test_random_batches(void **state)
 {
     (void)state;
@@ -180,6 +200,7 @@ static void test_random_batches(void **state)
         assert_int_equal(found.row_padding, sums.row_padding);
         assert_int_equal(slot_value(watch, "", "row_padding"), sums.row_padding);
         check_rows(watch, c);
+        check_renewed(watch, c, sources, &found);
         free(sources);
         pd_watch_free(watch);
         pd_config_fini(&config);

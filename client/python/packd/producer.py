@@ -376,7 +376,7 @@ class Producer:
         return bool(already[0])
 
     def stats(self) -> dict[str, Any]:
-        """struct packd_producer_stats: next_seq, first_seq, durable_seq, rejected, duplicates, buffered_bytes, waiting, log_id, ..."""
+        """struct packd_producer_stats: next_seq, first_seq, durable_seq, rejected, rejected_before, duplicates, buffered_bytes, waiting, log_id, ..."""
         stats = self._ffi.new("struct packd_producer_stats *")
         self._calls.looking(lambda: self._lib.packd_producer_stats(self._c, stats))
         return _lib.plain(self._ffi, stats[0])
