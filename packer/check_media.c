@@ -8,6 +8,7 @@
  * segment keeps of its sample is worked out here from the spans as pushed and the plan's rule.
  * Without a plan (a client) the arrays are compared with each other alone. It does not look at the
  * bytes of tensors, which are the server's to compare with the log. */
+#include "base/arith.h"
 #include "packer/check_scan.h"
 
 #include <math.h>
@@ -345,11 +346,6 @@ static int check_tile(struct pd_scan *scan, struct vision *v, const struct tile 
     return 0;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int check_windows(struct pd_scan *scan, struct vision *v, const struct kept_span *kept,
                          uint64_t height, uint64_t width)
 {
@@ -360,8 +356,8 @@ static int check_windows(struct pd_scan *scan, struct vision *v, const struct ke
         tile.patches = kept->patches / kept->tokens;
         for (tile.y = 0; tile.y * side < height; tile.y++)
             for (tile.x = 0; rc == 0 && tile.x * side < width; tile.x++) {
-                tile.count =
-                    least(side, height - tile.y * side) * least(side, width - tile.x * side);
+                tile.count = pd_min_u64(side, height - tile.y * side) *
+                             pd_min_u64(side, width - tile.x * side);
                 rc = check_tile(scan, v, &tile);
             }
     }

@@ -127,6 +127,8 @@ int pd_log_system_error(struct pd_error *error, const char *what, const char *pa
 const char *pd_log_culprit(const char *dir, int rc);
 /* Makes lock.mdb and takes its blocks, before LMDB opens it. PD_EFULL, PD_EIO. */
 int pd_log_space_slots(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
+/* Whether data.mdb's disk, or `ulimit -f`, is known to have less room for it (log_space.c). */
+bool pd_log_space_lacks(const struct pd_log *log, uint64_t room_bytes);
 /* Takes the first reserve and sets the limit in force (log_space.c); at open. */
 void pd_log_space_open(struct pd_log *log);
 /* LMDB's own checks: ends the process as pd_log_die does. */

@@ -13,6 +13,7 @@
  * changes the limit and nothing else. It does not decide what is trimmed. */
 #include "server/log_internal.h"
 
+#include "base/arith.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -52,11 +53,6 @@ const char *pd_log_advice(const struct pd_log *log)
     return pd_log_limited(log) ? "free space on the log's disk" : "raise log.max_bytes";
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* What the file of a full log takes. */
 static uint64_t file_bytes_max(const struct pd_log *log)
 {
@@ -69,14 +65,22 @@ static uint64_t high_water_bytes(const struct pd_log *log)
     return mdb_env_info(log->env, &info) ? 0 : ((uint64_t)info.me_last_pgno + 1) * log->page_bytes;
 }
 
-/* Of data.mdb's disk, wherever its directory may be by now; 0: unknown. */
-static uint64_t disk_free_bytes(const struct pd_log *log)
+/* Of data.mdb's disk, wherever its directory may be by now; false: unknown. */
+static bool ask_disk(const struct pd_log *log, uint64_t *free_bytes)
 {
     struct statvfs fs;
     int fd;
     if (mdb_env_get_fd(log->env, &fd) != 0 || fstatvfs(fd, &fs) != 0)
-        return 0;
-    return (uint64_t)fs.f_bavail * fs.f_frsize;
+        return false;
+    *free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    return true;
+}
+
+/* 0 where it is not known. */
+static uint64_t disk_free_bytes(const struct pd_log *log)
+{
+    uint64_t bytes = 0;
+    return ask_disk(log, &bytes) ? bytes : 0;
 }
 
 /* Up to where `ulimit -f` lets the file grow. */
@@ -85,6 +89,17 @@ static uint64_t file_limit_bytes(void)
     struct rlimit limit;
     bool limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     return limited ? limit.rlim_cur : UINT64_MAX;
+}
+
+bool pd_log_space_lacks(const struct pd_log *log, uint64_t room_bytes)
+{
+    struct stat file;
+    uint64_t free_bytes;
+    int fd;
+    if (ask_disk(log, &free_bytes) && free_bytes < room_bytes)
+        return true;
+    return mdb_env_get_fd(log->env, &fd) == 0 && fstat(fd, &file) == 0 &&
+           (uint64_t)file.st_size + room_bytes > file_limit_bytes();
 }
 
 /* A file system that cannot promise space: what is free there now has to do. */
@@ -123,7 +138,7 @@ static int take(struct pd_log *log, uint64_t end)
 static void extend(struct pd_log *log, uint64_t low)
 {
     uint64_t ask = low + low / FREE_PAGES_PART + LEAST_BYTES;
-    log->refused = take(log, min_u64(ask, file_bytes_max(log))) != 0 && take(log, low) != 0;
+    log->refused = take(log, pd_min_u64(ask, file_bytes_max(log))) != 0 && take(log, low) != 0;
     if (!log->refused)
         return;
     uint64_t part = low - log->backed_bytes;
@@ -156,10 +171,10 @@ static void set_limit(struct pd_log *log, uint64_t now_ns)
     uint64_t capacity = log->backed_bytes;
     if (capacity < file_bytes_max(log) && (!log->refused || log->unreserved))
         capacity += disk_free_bytes(log);
-    capacity = min_u64(capacity, file_limit_bytes());
+    capacity = pd_min_u64(capacity, file_limit_bytes());
     uint64_t limit =
         capacity < file_bytes_max(log) ? capacity - capacity / (FREE_PAGES_PART + 1) : UINT64_MAX;
-    limit = min_u64(limit, log->max_bytes);
+    limit = pd_min_u64(limit, log->max_bytes);
     atomic_store_explicit(&log->limit_bytes, limit, memory_order_relaxed);
     say(log, limit, now_ns);
 }
@@ -175,7 +190,7 @@ uint64_t pd_log_look(struct pd_log *log, uint64_t growth_bytes)
 {
     uint64_t high = high_water_bytes(log), now_ns = pd_clock_mono_ns();
     uint64_t after = high + growth_bytes;
-    uint64_t low = min_u64(after + after / RESERVE_PART + LEAST_BYTES, file_bytes_max(log));
+    uint64_t low = pd_min_u64(after + after / RESERVE_PART + LEAST_BYTES, file_bytes_max(log));
     bool due = now_ns - log->looked_ns >= LOOK_NS;
     note_file(log, high);
     if (due || (low > log->backed_bytes && !log->refused)) {

@@ -11,9 +11,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <xxhash.h>
 
 #define NODE_OVERHEAD_BYTES 32u /* LMDB's node, the longest key, a place in the page's list */
@@ -52,17 +50,7 @@ void pd_log_abort(struct pd_log *log)
 /* A write that disk or `ulimit -f` took in part is EIO from LMDB. */
 static bool disk_is_full(const struct pd_log *log)
 {
-    struct statvfs fs;
-    struct rlimit limit;
-    struct stat file;
-    int fd;
-    uint64_t room = 2 * log->written_bytes + DISK_SLACK_BYTES;
-    if (mdb_env_get_fd(log->env, &fd) != 0)
-        return false;
-    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < room)
-        return true;
-    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-           fstat(fd, &file) == 0 && (uint64_t)file.st_size + room > limit.rlim_cur;
+    return pd_log_space_lacks(log, 2 * log->written_bytes + DISK_SLACK_BYTES);
 }
 
 static int commit_failed(struct pd_log *log, int rc, struct pd_error *error)

@@ -20,11 +20,11 @@ int pd_log_begin(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
  * transaction is undone. */
 int pd_log_commit(struct pd_log *log, struct pd_error *error) PD_MUST_CHECK;
 void pd_log_abort(struct pd_log *log);
-/* Payload bytes written since begin; 0 = nothing was written. */
 /* Takes what a growth by so much, and the commits after it, need from the disk, and sets the limit
  * in force (pd_log_limit_bytes); asks a disk that limits the log again after a second. When to call
  * next, on pd_clock_mono_ns; UINT64_MAX: the disk does not limit. Does not fail. */
 uint64_t pd_log_look(struct pd_log *log, uint64_t growth_bytes);
+/* Payload bytes written since begin; 0 = nothing was written. */
 uint64_t pd_log_written_bytes(const struct pd_log *log);
 /* Bytes in used pages with what this transaction has written. */
 uint64_t pd_log_used_now_bytes(struct pd_log *log);

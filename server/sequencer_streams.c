@@ -148,16 +148,14 @@ static int check_existing(const struct pd_seq_stream *stream, const struct pd_se
     if (stream->feed != feed->number)
         return pd_error_set(error, PD_EEXIST, "STREAM_IN_OTHER_FEED",
                             "stream '%s' exists in another feed than '%s'; choose another stream "
-                            "name (packctl push "
-                            "--stream)",
+                            "name (packctl push --stream)",
                             stream->name, feed->name);
     if (strcmp(stream->content_id, request->content_id) != 0)
         return pd_error_set(
             error, PD_EEXIST, "CONTENT_CHANGED",
             "stream '%s' was opened with content_id '%.80s', this call has '%.80s': changed data "
             "needs a stream name of its own (packctl push --stream NAME), or delete the stream "
-            "first "
-            "(packctl delete-stream --feed %s --stream %s)",
+            "first (packctl delete-stream --feed %s --stream %s)",
             stream->name, stream->content_id, request->content_id, feed->name, stream->name);
     if (strcmp(stream->source, request->source) != 0)
         return pd_error_set(error, PD_EEXIST, "SOURCE_CHANGED",
