@@ -50,9 +50,9 @@ static void fill(const char *dir)
     pd_log_close(log);
 }
 
-static void data_path(const char *dir, char path[600])
+static void path_of(const char *dir, const char *name, char path[600])
 {
-    snprintf(path, 600, "%s/data.mdb", dir);
+    snprintf(path, 600, "%s/%s", dir, name);
 }
 
 /* ---- page headers ---- */
@@ -70,7 +70,7 @@ static void damage_headers(const char *dir, uint64_t seed)
 {
     char path[600];
     struct stat file;
-    data_path(dir, path);
+    path_of(dir, "data.mdb", path);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0 && fstat(fd, &file) == 0);
     for (int i = 0; i < 3; i++) {
@@ -133,7 +133,7 @@ static void test_page_headers(void **unused)
     int refused = 0;
     seq_case_dir(&c, "headers");
     fill(c.dir);
-    data_path(c.dir, path);
+    path_of(c.dir, "data.mdb", path);
     struct stat file;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_true(fd >= 0 && fstat(fd, &file) == 0);
@@ -193,7 +193,7 @@ static void commit_removed(const char *dir)
     struct pd_error error = {0};
     char path[600];
     PD_CHECK(try_open(dir, &log, &error) == 0);
-    data_path(dir, path);
+    path_of(dir, "data.mdb", path);
     PD_CHECK(unlink(path) == 0);
     PD_CHECK(pd_log_begin(log, &error) == 0);
     PD_CHECK(pd_log_append_record(log, PD_RECORD_FLUSH, 0, NULL, &error) == 0);
@@ -221,7 +221,7 @@ static void test_lock_removed(void **unused)
     char path[600];
     seq_case_dir(&c, "lock");
     assert_int_equal(try_open(c.dir, &log, &error), 0);
-    snprintf(path, sizeof path, "%s/LOCK", c.dir);
+    path_of(c.dir, "LOCK", path);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(try_open(c.dir, &second, &error), PD_EEXIST);
     assert_string_equal(error.reason, "LOG_IN_USE");
@@ -238,7 +238,7 @@ static void read_lock_cut_off(const char *dir)
     char path[600];
     default_signals();
     PD_CHECK(try_open(dir, &log, &error) == 0);
-    snprintf(path, sizeof path, "%s/lock.mdb", dir);
+    path_of(dir, "lock.mdb", path);
     PD_CHECK(truncate(path, 0) == 0);
     PD_CHECK(pd_log_reader_new(log, &reader, &error) == 0);
     (void)!pd_log_reader_begin(reader);
@@ -287,7 +287,7 @@ static void test_first_start_on_a_full_disk(void **unused)
     assert_string_equal(error.reason, "NO_SPACE");
     assert_non_null(strstr(error.text, "/lock.mdb"));
     assert_non_null(strstr(error.text, strerror(ENOSPC)));
-    data_path(c.dir, path);
+    path_of(c.dir, "data.mdb", path);
     assert_int_equal(access(path, F_OK), -1);
     assert_int_equal(try_open(c.dir, &log, &error), 0); /* nothing stays that refuses a start */
     pd_log_close(log);
@@ -304,7 +304,7 @@ static void test_slots_reserved(void **unused)
     char path[600];
     seq_case_dir(&c, "slots");
     assert_int_equal(try_open(c.dir, &log, &error), 0);
-    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    path_of(c.dir, "lock.mdb", path);
     assert_int_equal(stat(path, &file), 0);
     assert_true(file.st_size > PD_LOG_READERS_MAX * 64);
     assert_true(file.st_blocks * 512 >= file.st_size);
@@ -320,7 +320,7 @@ static void test_lock_directory(void **unused)
     char path[600];
     seq_case_dir(&c, "lockdir");
     fill(c.dir);
-    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    path_of(c.dir, "lock.mdb", path);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
     assert_int_equal(try_open(c.dir, &log, &error), PD_EIO);
@@ -351,7 +351,7 @@ static void test_lock_garbage(void **unused)
     char path[600], text[1024];
     seq_case_dir(&c, "lockgarbage");
     fill(c.dir);
-    snprintf(path, sizeof path, "%s/lock.mdb", c.dir);
+    path_of(c.dir, "lock.mdb", path);
     memset(garbage, 0xa5, sizeof garbage);
     assert_int_equal(try_open(c.dir, &log, &error), 0);
     int before = open(path, O_RDWR | O_CLOEXEC);
@@ -397,7 +397,7 @@ static void test_cut_off(void **unused)
     char path[600];
     seq_case_dir(&c, "cut");
     fill(c.dir);
-    data_path(c.dir, path);
+    path_of(c.dir, "data.mdb", path);
     assert_int_equal(stat(path, &file), 0);
     assert_int_equal(truncate(path, file.st_size - PAGE), 0);
     assert_int_equal(pd_log_inspect_open(c.dir, &log, &error), PD_ECORRUPT);
